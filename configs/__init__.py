@@ -1,0 +1,20 @@
+"""What a model is and what a run does, as data. Imports no machine-learning framework."""
+
+from configs.errors import BadInput, nearest
+from configs.presets import PRESETS, preset
+from configs.spec import GQA, LEGEND, RMS, Block, Glu, Model, Rope, Run
+
+__all__ = [
+    "GQA",
+    "LEGEND",
+    "PRESETS",
+    "RMS",
+    "BadInput",
+    "Block",
+    "Glu",
+    "Model",
+    "Rope",
+    "Run",
+    "nearest",
+    "preset",
+]

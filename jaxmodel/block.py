@@ -1,0 +1,33 @@
+"""One layer: the residual wiring, in plain sight."""
+
+from __future__ import annotations
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from configs import spec as specs
+from jaxmodel.attention import ATTENTIONS
+from jaxmodel.axes import Maker, constrain
+from jaxmodel.cache import KV, Seen
+from jaxmodel.ffn import FFNS
+from jaxmodel.norm import NORMS
+
+
+class Block(nnx.Module):
+    """Attention, then feed-forward, each added to the stream it read through a norm."""
+
+    def __init__(self, spec: specs.Block, make: Maker):
+        self.pre_attn = NORMS[type(spec.pre_attn)](spec.pre_attn, make)
+        self.attn = ATTENTIONS[type(spec.attn)](spec.attn, make)
+        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, make)
+        self.pre_ffn = NORMS[type(spec.pre_ffn)](spec.pre_ffn, make)
+        self.ffn = FFNS[type(spec.ffn)](spec.ffn, make)
+        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, make)
+
+    def __call__(
+        self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
+    ) -> tuple[Float[Array, "b t d"], KV | None]:
+        mixed, kv = self.attn(self.pre_attn(x), seen, kv)
+        x = constrain(x + self.post_attn(mixed), "b t d")
+        x = constrain(x + self.post_ffn(self.ffn(self.pre_ffn(x))), "b t d")
+        return x, kv

@@ -1,0 +1,57 @@
+"""The key/value cache of autoregressive decoding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Seen(NamedTuple):
+    """Where this call's tokens stand, and what each may look at."""
+
+    positions: Int[Array, "b t"]  # what the rotary angle is taken from
+    offset: Int[Array, ""]  # slots of the cache already filled; 0 without a cache
+    mask: Bool[Array, "b t s"]  # query t may look at key slot s
+
+
+class KV(NamedTuple):
+    """One layer's keys and values: K/V heads only, never the repeated query heads."""
+
+    k: Float[Array, "b s k h"]
+    v: Float[Array, "b s k h"]
+
+
+class Cache(NamedTuple):
+    """Everything a decoder remembers: its layers' KV (laid out as its stack is) and the length."""
+
+    layers: object
+    length: Int[Array, ""]
+
+
+def extend(kv: KV | None, k: Array, v: Array, offset: Array) -> tuple[Array, Array, KV | None]:
+    """Keys and values to attend to: the new ones alone, or the cache with them written in."""
+    if kv is None:
+        return k, v, None
+    at = (0, offset, 0, 0)
+    kv = KV(
+        jax.lax.dynamic_update_slice(kv.k, k.astype(kv.k.dtype), at),
+        jax.lax.dynamic_update_slice(kv.v, v.astype(kv.v.dtype), at),
+    )
+    return kv.k, kv.v, kv
+
+
+def visible(
+    batch: int, time: int, slots: int, offset: Array, segments: Array | None
+) -> Bool[Array, "b t s"]:
+    """Causal by slot, and only within one segment where segments are given.
+
+    Causality goes by place in the sequence and not by position: packed and left-padded rows have
+    positions that start again.
+    """
+    causal = jnp.arange(slots)[None, :] <= offset + jnp.arange(time)[:, None]
+    if segments is None:
+        return jnp.broadcast_to(causal, (batch, time, slots))
+    return causal & (segments[:, :, None] == segments[:, None, :])

@@ -1,0 +1,151 @@
+"""The decoder, read in one sitting: embedding, layers, final norm, head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from configs import spec as specs
+from jaxmodel.axes import Maker, constrain
+from jaxmodel.cache import Cache, Seen, visible
+from jaxmodel.norm import NORMS
+from jaxmodel.stack import LAYOUTS
+
+
+class Embedding(nnx.Module):
+    """A row of the table for each id."""
+
+    def __init__(self, make: Maker):
+        self.weight = make.matrix("embed", "v d")
+
+    def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+        return self.weight[...][ids]
+
+
+class TiedHead(nnx.Module):
+    """Logits from the embedding's own table: one parameter, used twice."""
+
+    def __init__(self, make: Maker):
+        pass
+
+    def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
+        return jnp.einsum("btd,vd->btv", x, embed.weight[...])
+
+
+class Head(nnx.Module):
+    """Logits from a matrix of its own."""
+
+    def __init__(self, make: Maker):
+        self.weight = make.matrix("head", "d v")
+
+    def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
+        return jnp.einsum("btd,dv->btv", x, self.weight[...])
+
+
+HEADS = {True: TiedHead, False: Head}
+
+
+class Decoder(nnx.Module):
+    """A decoder-only language model.
+
+    Parameters are float32 unless `dtype` says otherwise, and their dtype is the dtype of the
+    computation. `layout` ("scan" or "unroll") and `remat` ("none", "dots", "full") are a run's
+    choices and change no value.
+    """
+
+    def __init__(
+        self,
+        spec: specs.Model,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+        layout: str = "scan",
+        remat: str = "none",
+    ):
+        residual = spec.init_std / (2 * len(spec.layers)) ** 0.5
+        make = Maker(rngs.params(), jnp.dtype(dtype), spec.init_std, residual)
+        make = make.within("decoder", d=spec.d, v=spec.vocab)
+        self.spec = spec
+        self.embed = Embedding(make)
+        self.stack = LAYOUTS[layout](spec, make.within("layers"), remat)
+        self.norm = NORMS[type(spec.norm)](spec.norm, make)
+        self.head = HEADS[spec.tied](make)
+
+    def __call__(
+        self,
+        ids: Int[Array, "b t"],
+        *,
+        positions: Int[Array, "b t"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
+    ) -> Float[Array, "b t v"]:
+        """Logits for every position.
+
+        Positions count from 0 unless given. With `segments`, a token sees only its own segment:
+        packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
+        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary.
+        """
+        ids = check_ids(ids, self.spec)
+        b, t = ids.shape
+        start = jnp.zeros((), jnp.int32)
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+        logits, _ = self.forward(ids, Seen(positions, start, visible(b, t, t, start, segments)))
+        return logits
+
+    def forward(
+        self, ids: Int[Array, "b t"], seen: Seen, cache: Any = None
+    ) -> tuple[Float[Array, "b t v"], Any]:
+        """The computation itself; `cache` as `stack.cache` lays it out, or None."""
+        x = constrain(self.embed(ids), "b t d")
+        x, cache = self.stack(x, seen, cache)
+        return constrain(self.head(self.norm(x), self.embed), "b t v"), cache
+
+    def start(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `slots` tokens, in the parameters' dtype."""
+        layers = self.stack.cache(self.spec, batch, slots, self.embed.weight.dtype)
+        return Cache(layers, jnp.zeros((), jnp.int32))
+
+    def extend(
+        self, ids: Int[Array, "b t"], cache: Cache
+    ) -> tuple[Float[Array, "b v"], Cache]:
+        """Reads t more tokens after those in the cache; the logits after the last of them."""
+        b, t = ids.shape
+        at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))
+        slots = jax.tree.leaves(cache.layers)[0].shape[-3]
+        seen = Seen(at, cache.length, visible(b, t, slots, cache.length, None))
+        x, layers = self.stack(self.embed(ids), seen, cache.layers)
+        logits = self.head(self.norm(x[:, -1:]), self.embed)[:, 0]
+        return logits, Cache(layers, cache.length + t)
+
+
+def check_ids(ids: Any, spec: specs.Model) -> Array:
+    """Token ids as an array, or a ValueError.
+
+    The values can only be looked at outside jit; a trainer checks them on the host. They must be
+    looked at: JAX itself clamps, wraps or fills with NaN, by the operation, and says nothing.
+    """
+    ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+    if ids.ndim != 2:
+        raise ValueError(f"ids must be (batch, time), got shape {tuple(ids.shape)}")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"ids must be integers, got {ids.dtype}")
+    if ids.shape[0] == 0:
+        raise ValueError("ids must hold at least one row, got a batch of 0")
+    if not 1 <= ids.shape[1] <= spec.max_len:
+        raise ValueError(f"ids must be 1 to {spec.max_len} tokens long, got {ids.shape[1]}")
+    if not isinstance(ids, jax.core.Tracer):
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= spec.vocab:
+            bad = low if low < 0 else high
+            raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
+    return jnp.asarray(ids)
+
+
+def abstract(spec: specs.Model, *, dtype: Any = jnp.float32, layout: str = "scan") -> Decoder:
+    """The model with shapes in place of arrays: no memory, whatever its size."""
+    return nnx.eval_shape(lambda: Decoder(spec, rngs=nnx.Rngs(0), dtype=dtype, layout=layout))

@@ -1,0 +1,104 @@
+"""Text from a model: prefill once, then one token a step from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from configs import spec as specs
+from jaxmodel.cache import Cache
+from jaxmodel.model import Decoder, check_ids
+
+
+@jax.jit
+def prefill(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    return model.extend(ids, cache)
+
+
+@jax.jit(donate_argnames="cache")
+def step(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    return model.extend(ids, cache)
+
+
+def pick(
+    logits: jax.Array, key: jax.Array, temperature: float, top_k: int | None
+) -> jax.Array:
+    """The next id of each row, from logits (b v). Temperature 0 is argmax.
+
+    top_k keeps every score at or above the k-th, so ties may admit more than k.
+    """
+    if temperature == 0:
+        return jnp.argmax(logits, axis=-1)
+    scores = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
+    if top_k is not None:
+        kth = jax.lax.top_k(scores, top_k)[0][:, -1:]
+        scores = jnp.where(scores >= kth, scores, -jnp.inf)
+    return jax.random.categorical(key, scores, axis=-1)
+
+
+def generate(
+    model: Decoder,
+    ids: Any,
+    new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    eos: int | Sequence[int] | None = None,
+    seed: int = 0,
+    each: Callable[[np.ndarray], None] = lambda ids: None,
+) -> Int[np.ndarray, "b t"]:
+    """The prompt ids (b t) with up to `new_tokens` more.
+
+    A row is finished at the first eos it *generates* (several ids may end a row; an eos in the
+    prompt ends nothing) and is then filled with that eos while other rows go on. It stops when
+    every row is finished, at max_len, or after `new_tokens`. `each` is called with every new
+    column of ids (b), for those who print as they go. ValueError on arguments out of range.
+    """
+    ids = np.asarray(check_ids(ids, model.spec))
+    ends = check_sampling(model.spec, new_tokens, temperature, top_k, eos)
+    new_tokens = min(new_tokens, model.spec.max_len - ids.shape[1])
+    if new_tokens == 0:
+        return ids
+    b, t = ids.shape
+    key = jax.random.key(seed)
+    choose = jax.jit(pick, static_argnums=(2, 3))
+    # A cache in steps of 128 slots: prompts of nearby lengths share one compiled step.
+    slots = min(-(-(t + new_tokens) // 128) * 128, model.spec.max_len)
+    logits, cache = prefill(model, jnp.asarray(ids), model.start(b, slots))
+    columns = [ids]
+    last, done = ids[:, -1], np.zeros(b, bool)
+    for i in range(new_tokens):
+        new = np.asarray(choose(logits, jax.random.fold_in(key, i), temperature, top_k))
+        last = np.where(done, last, new).astype(ids.dtype)
+        done |= np.isin(last, ends)
+        columns.append(last[:, None])
+        each(last)
+        if done.all() or i + 1 == new_tokens:
+            break
+        logits, cache = step(model, jnp.asarray(last[:, None]), cache)
+    return np.concatenate(columns, axis=1)
+
+
+def check_sampling(
+    spec: specs.Model,
+    new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    eos: int | Sequence[int] | None,
+) -> np.ndarray:
+    """The end ids as an array, once every argument is in range; else a ValueError."""
+    if new_tokens < 0:
+        raise ValueError(f"new_tokens must not be negative, got {new_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    if top_k is not None and not 1 <= top_k <= spec.vocab:
+        raise ValueError(f"top_k must be in 1 ... {spec.vocab}, got {top_k}")
+    ends = np.atleast_1d(np.array([] if eos is None else eos, dtype=np.int64))
+    if ((ends < 0) | (ends >= spec.vocab)).any():
+        raise ValueError(f"eos must be in 0 ... {spec.vocab - 1}, got {eos}")
+    return ends

@@ -1,0 +1,111 @@
+"""Depth: the layers one after another, scanned (compile time flat in depth) or unrolled.
+
+torchref has no such room: there it is a plain list. Both layouts hold the same values and come
+from the same table; unrolled decodes several times faster on a CPU, scanned compiles once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from configs import spec as specs
+from jaxmodel.axes import Maker
+from jaxmodel.block import Block
+from jaxmodel.cache import KV, Seen
+
+# What the backward pass recomputes instead of keeping: a run's choice, never the model's.
+REMATS: dict[str, Callable[[Callable], Callable]] = {
+    "none": lambda f: f,
+    "dots": lambda f: jax.checkpoint(
+        f, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable, prevent_cse=False
+    ),
+    "full": lambda f: jax.checkpoint(f, prevent_cse=False),
+}
+
+
+def empty(attn: specs.GQA, batch: int, slots: int, dtype: Any, stacked: tuple[int, ...] = ()) -> KV:
+    shape = (*stacked, batch, slots, attn.kv, attn.width)
+    return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class Scanned(nnx.Module):
+    """Each run is one scan over its repeats; the pattern's blocks stand in the scan's body."""
+
+    def __init__(self, spec: specs.Model, make: Maker, remat: str):
+        runs, first = [], 0
+        for run in spec.runs:
+            period = len(run.blocks)
+            blocks = []
+            for at, block in enumerate(run.blocks):
+                numbers = first + at + period * jnp.arange(run.times)
+                blocks.append(self.stacked(block, make, numbers))
+            runs.append(nnx.List(blocks))
+            first += period * run.times
+        self.runs = nnx.List(runs)
+        self.remat = REMATS[remat]
+
+    @staticmethod
+    def stacked(spec: specs.Block, make: Maker, numbers: Array) -> Block:
+        """One Block whose parameters carry a leading "l"."""
+        keys = jax.vmap(lambda i: jax.random.fold_in(make.key, i))(numbers)
+        build = jax.vmap(lambda key: Block(spec, make.with_key(key)))
+        block = build(keys)
+        for _, param in nnx.to_flat_state(nnx.state(block, nnx.Param)):
+            param.set_metadata(letters="l " + param.letters)
+        return block
+
+    def __call__(
+        self, x: Float[Array, "b t d"], seen: Seen, cache: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        def body(x: Array, layer: Any) -> tuple[Array, Any]:
+            blocks, kvs = layer
+            new = []
+            for block, kv in zip(blocks, kvs, strict=True):
+                x, kv = block(x, seen, kv)
+                new.append(kv)
+            return x, new
+
+        caches = []
+        for run, kvs in zip(self.runs, cache or [[None] * len(r) for r in self.runs], strict=True):
+            x, new = jax.lax.scan(self.remat(body), x, (list(run), kvs))
+            caches.append(new)
+        return x, caches
+
+    @staticmethod
+    def cache(spec: specs.Model, batch: int, slots: int, dtype: Any) -> Any:
+        return [
+            [empty(block.attn, batch, slots, dtype, (run.times,)) for block in run.blocks]
+            for run in spec.runs
+        ]
+
+
+class Unrolled(nnx.Module):
+    """Every layer is a module of its own."""
+
+    def __init__(self, spec: specs.Model, make: Maker, remat: str):
+        self.layers = nnx.List(
+            [Block(block, make.within(i)) for i, block in enumerate(spec.layers)]
+        )
+        self.remat = REMATS[remat]
+
+    def __call__(
+        self, x: Float[Array, "b t d"], seen: Seen, cache: Any
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        caches = []
+        for layer, kv in zip(self.layers, cache or [None] * len(self.layers), strict=True):
+            x, kv = self.remat(lambda x, layer, kv: layer(x, seen, kv))(x, layer, kv)
+            caches.append(kv)
+        return x, caches
+
+    @staticmethod
+    def cache(spec: specs.Model, batch: int, slots: int, dtype: Any) -> Any:
+        return [empty(block.attn, batch, slots, dtype) for block in spec.layers]
+
+
+LAYOUTS = {"scan": Scanned, "unroll": Unrolled}

@@ -1,0 +1,147 @@
+"""The table: one row per kind of tensor, and what can be done with rows.
+
+A `Row` pairs a name here with a name there and says how the axes move. `rows` is the table between
+jaxmodel (here) and torchref (there), grouped by part and never by family. The dialects are further
+lists of the same Row between torchref (here) and a published naming (there).
+
+Holes: "{l}" in a name ranges over the row's values. A hole in both names renames; a hole in the
+other's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and experts,
+are rows and no code.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from configs.spec import GQA, RMS, Block, Glu, Model, Rope
+from parity import ops
+
+
+@dataclass(frozen=True)
+class Row:
+    """here: a name on this side; there: on the other; pattern: axes, there -> here."""
+
+    here: str
+    there: str
+    pattern: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    holes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def within(self, here: str, there: str, holes: Mapping[str, Sequence[int]]) -> Row:
+        """The row as part of something: both names prefixed, holes added."""
+        return replace(
+            self, here=here + self.here, there=there + self.there, holes={**holes, **self.holes}
+        )
+
+    def moves(self) -> Iterable[Move]:
+        """One move for each tensor here."""
+        shared = [h for h in self.holes if "{" + h + "}" in self.here]
+        stacked = [h for h in self.holes if h not in shared]
+        for values in itertools.product(*(self.holes[h] for h in shared)):
+            at = dict(zip(shared, values, strict=True))
+            cells = itertools.product(*(self.holes[h] for h in stacked))
+            there = [
+                self.there.format(**at, **dict(zip(stacked, cell, strict=True))) for cell in cells
+            ]
+            stack = tuple(len(self.holes[h]) for h in stacked)
+            yield Move(self.here.format(**at), tuple(there), self.pattern, self.sizes, stack)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One tensor here and the one or several there that it is made of."""
+
+    here: str
+    there: tuple[str, ...]
+    pattern: str
+    sizes: Mapping[str, int]
+    stack: tuple[int, ...]
+
+    @property
+    def shape_here(self) -> tuple[int, ...]:
+        return self.stack + ops.shape(ops.sides(self.pattern)[1], self.sizes)
+
+    @property
+    def shape_there(self) -> tuple[int, ...]:
+        return ops.shape(ops.sides(self.pattern)[0], self.sizes)
+
+
+def norm(spec: RMS) -> list[Row]:
+    return [Row("weight", "weight", "d -> d")]
+
+
+def attention(spec: GQA) -> list[Row]:
+    sizes = {"n": spec.heads, "k": spec.kv, "h": spec.width}
+    return [
+        Row("q", "q.weight", "(n h) d -> d n h", sizes),
+        Row("k", "k.weight", "(k h) d -> d k h", sizes),
+        Row("v", "v.weight", "(k h) d -> d k h", sizes),
+        Row("o", "o.weight", "d (n h) -> n h d", sizes),
+        *ROWS[type(spec.rope)](spec.rope),
+    ]
+
+
+def glu(spec: Glu) -> list[Row]:
+    sizes = {"f": spec.hidden}
+    return [
+        Row("gate", "gate.weight", "f d -> d f", sizes),
+        Row("up", "up.weight", "f d -> d f", sizes),
+        Row("down", "down.weight", "d f -> f d", sizes),
+    ]
+
+
+def nothing(spec: object) -> list[Row]:
+    return []
+
+
+ROWS = {RMS: norm, GQA: attention, Glu: glu, Rope: nothing, type(None): nothing}
+SLOTS = ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn")
+
+
+def block(spec: Block) -> list[Row]:
+    """The rows of one layer."""
+    parts = [(slot, getattr(spec, slot)) for slot in SLOTS]
+    return [
+        row.within(f"{slot}/", f"{slot}.", {}) for slot, part in parts for row in ROWS[type(part)](part)
+    ]
+
+
+def scanned(spec: Model) -> list[Row]:
+    """jaxmodel's stacked layers: block `at` of run `r` holds layers first + at, + period, ..."""
+    out, first = [], 0
+    for r, run in enumerate(spec.runs):
+        period, times = len(run.blocks), run.times
+        for at, pattern in enumerate(run.blocks):
+            numbers = range(first + at, first + period * times, period)
+            out += [
+                row.within(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
+                for row in block(pattern)
+            ]
+        first += period * times
+    return out
+
+
+def unrolled(spec: Model) -> list[Row]:
+    """jaxmodel's layers one by one."""
+    return [
+        row.within("stack/layers/{l}/", "layers.{l}.", {"l": [i]})
+        for i, pattern in enumerate(spec.layers)
+        for row in block(pattern)
+    ]
+
+
+LAYOUTS = {"scan": scanned, "unroll": unrolled}
+HEADS = {True: [], False: [Row("head/weight", "head.weight", "v d -> d v")]}
+
+
+def rows(spec: Model, layout: str = "scan") -> list[Row]:
+    """The table between jaxmodel's parameters (here) and torchref's (there)."""
+    table = [
+        Row("embed/weight", "embed.weight", "v d -> v d"),
+        *LAYOUTS[layout](spec),
+        *[row.within("norm/", "norm.", {}) for row in ROWS[type(spec.norm)](spec.norm)],
+        *HEADS[spec.tied],
+    ]
+    return [replace(row, sizes={"d": spec.d, "v": spec.vocab, **row.sizes}) for row in table]

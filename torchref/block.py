@@ -1,0 +1,34 @@
+"""One layer: the residual wiring, in plain sight."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from configs import spec as specs
+from torchref.attention import ATTENTIONS
+from torchref.ffn import FFNS
+from torchref.norm import NORMS
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each added to the stream it read through a norm."""
+
+    def __init__(self, spec: specs.Block, model: specs.Model):
+        super().__init__()
+        self.pre_attn = NORMS[type(spec.pre_attn)](spec.pre_attn, model)
+        self.attn = ATTENTIONS[type(spec.attn)](spec.attn, model)
+        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, model)
+        self.pre_ffn = NORMS[type(spec.pre_ffn)](spec.pre_ffn, model)
+        self.ffn = FFNS[type(spec.ffn)](spec.ffn, model)
+        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, model)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        positions: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b t s"],
+    ) -> Float[Tensor, "b t d"]:
+        x = x + self.post_attn(self.attn(self.pre_attn(x), positions, mask))
+        x = x + self.post_ffn(self.ffn(self.pre_ffn(x)))
+        return x

@@ -1,0 +1,35 @@
+"""Feed-forward parts."""
+
+from __future__ import annotations
+
+import functools
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from configs import spec as specs
+from configs.spec import Glu
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+
+
+class GatedFFN(nn.Module):
+    """down(act(gate x) * up x) (arXiv 2002.05202)."""
+
+    def __init__(self, spec: Glu, model: specs.Model):
+        super().__init__()
+        self.gate = nn.Linear(model.d, spec.hidden, bias=False)
+        self.up = nn.Linear(model.d, spec.hidden, bias=False)
+        self.down = nn.Linear(spec.hidden, model.d, bias=False)
+        self.act = ACTIVATIONS[spec.act]
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+FFNS = {Glu: GatedFFN}

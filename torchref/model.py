@@ -1,0 +1,162 @@
+"""The decoder, read in one sitting: embedding, layers, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from configs import spec as specs
+from torchref.block import Block
+from torchref.norm import NORMS
+
+
+class Embedding(nn.Module):
+    """A row of the table for each id."""
+
+    def __init__(self, model: specs.Model):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.vocab, model.d))
+
+    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+        return self.weight[ids]
+
+
+class TiedHead(nn.Module):
+    """Logits from the embedding's own table: one parameter, used twice."""
+
+    def __init__(self, model: specs.Model):
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "b t d"], embed: Embedding) -> Float[Tensor, "b t v"]:
+        return x @ embed.weight.T
+
+
+class Head(nn.Module):
+    """Logits from a matrix of its own."""
+
+    def __init__(self, model: specs.Model):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.vocab, model.d))
+
+    def forward(self, x: Float[Tensor, "b t d"], embed: Embedding) -> Float[Tensor, "b t v"]:
+        return x @ self.weight.T
+
+
+HEADS = {True: TiedHead, False: Head}
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model: the plain reference.
+
+    No cache, no fusion, no stacked layers. Parameters are float32 until `.to(dtype)`, and their
+    dtype is the dtype of the computation.
+    """
+
+    def __init__(self, spec: specs.Model, *, seed: int = 0):
+        super().__init__()
+        self.spec = spec
+        self.embed = Embedding(spec)
+        self.layers = nn.ModuleList([Block(block, spec) for block in spec.layers])
+        self.norm = NORMS[type(spec.norm)](spec.norm, spec)
+        self.head = HEADS[spec.tied](spec)
+        self.reset(seed)
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> None:
+        """Fresh values: matrices std init_std, those that write into the residual stream less."""
+        generator = torch.Generator().manual_seed(seed)
+        residual = self.spec.init_std / (2 * len(self.spec.layers)) ** 0.5
+        for name, param in self.named_parameters():
+            if param.ndim == 2:
+                ends = name.endswith((".attn.o.weight", ".ffn.down.weight"))
+                param.normal_(0, residual if ends else self.spec.init_std, generator=generator)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        positions: Int[Tensor, "b t"] | None = None,
+        segments: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b t v"]:
+        """Logits for every position.
+
+        Positions count from 0 unless given. With `segments`, a token sees only its own segment:
+        packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
+        a length of 0 or over max_len, or an id outside the vocabulary.
+        """
+        check_ids(ids, self.spec)
+        b, t = ids.shape
+        if positions is None:
+            positions = torch.arange(t, device=ids.device).expand(b, t)
+        mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
+        if segments is not None:
+            mask = mask & (segments[:, :, None] == segments[:, None, :])
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, positions, mask)
+        return self.head(self.norm(x), self.embed)
+
+
+def check_ids(ids: Tensor, spec: specs.Model) -> None:
+    """A ValueError unless the ids are a (batch, time) of integers that fit the spec."""
+    if ids.ndim != 2:
+        raise ValueError(f"ids must be (batch, time), got shape {tuple(ids.shape)}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"ids must be integers, got {ids.dtype}")
+    if ids.shape[0] == 0:
+        raise ValueError("ids must hold at least one row, got a batch of 0")
+    if not 1 <= ids.shape[1] <= spec.max_len:
+        raise ValueError(f"ids must be 1 to {spec.max_len} tokens long, got {ids.shape[1]}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= spec.vocab:
+        bad = low if low < 0 else high
+        raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    ids: Int[Tensor, "b t"],
+    new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    eos: int | Sequence[int] | None = None,
+    seed: int = 0,
+) -> Int[Tensor, "b t"]:
+    """The prompt ids (b t) with up to `new_tokens` more, recomputed whole for every token.
+
+    The rules are jaxmodel.generate's: a row is finished at the first eos it generates and is then
+    filled with it; top_k keeps ties; temperature 0 is argmax. ValueError on arguments out of range.
+    """
+    check_ids(ids, model.spec)
+    if new_tokens < 0:
+        raise ValueError(f"new_tokens must not be negative, got {new_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    if top_k is not None and not 1 <= top_k <= model.spec.vocab:
+        raise ValueError(f"top_k must be in 1 ... {model.spec.vocab}, got {top_k}")
+    ends = torch.as_tensor([] if eos is None else eos, dtype=ids.dtype).reshape(-1)
+    if ((ends < 0) | (ends >= model.spec.vocab)).any():
+        raise ValueError(f"eos must be in 0 ... {model.spec.vocab - 1}, got {eos}")
+    generator = torch.Generator().manual_seed(seed)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool)
+    for _ in range(min(new_tokens, model.spec.max_len - ids.shape[1])):
+        logits = model(ids)[:, -1]
+        if temperature == 0:
+            new = logits.argmax(dim=-1)
+        else:
+            scores = logits / temperature
+            if top_k is not None:
+                kth = scores.topk(top_k, dim=-1).values[:, -1:]
+                scores = scores.masked_fill(scores < kth, float("-inf"))
+            new = torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)[:, 0]
+        new = torch.where(done, ids[:, -1], new.to(ids.dtype))
+        ids = torch.cat((ids, new[:, None]), dim=1)
+        done |= torch.isin(new, ends)
+        if done.all():
+            break
+    return ids
