@@ -8,7 +8,7 @@ is proven first, from names, shapes and dtypes alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,39 +41,41 @@ def moves(rows: Iterable[Row]) -> list[Move]:
 def forward(rows: Iterable[Row], there: Tensors, where: str) -> dict[str, Tensor]:
     """The tensors here, made of those there; a BadInput with every problem if they do not fit."""
     table = moves(rows)
-    wanted = {name: move.shape_there for move in table for name in move.there}
-    prove(wanted, [name for move in table for name in move.there], there, where)
+    prove([(name, m.shape_there) for m in table for name in m.there], there, where)
+    mixed = [
+        f"  {move.here} stacks tensors of {sorted(dtypes)}"
+        for move in table
+        if len(dtypes := {str(there[name].dtype) for name in move.there}) > 1
+    ]
+    if mixed:
+        raise BadInput(f"{where} mixes dtypes where one is needed:\n" + "\n".join(mixed))
     return {move.here: _stacked(move, there) for move in table}
 
 
 def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor]:
     """The inverse of `forward`."""
     table = moves(rows)
-    prove({m.here: m.shape_here for m in table}, [m.here for m in table], here, where)
-    return {
-        name: _part(move, i, here) for move in table for i, name in enumerate(move.there)
-    }
+    prove([(m.here, m.shape_here) for m in table], here, where)
+    return {name: _part(move, i, here) for move in table for i, name in enumerate(move.there)}
 
 
-def prove(
-    wanted: Mapping[str, tuple[int, ...]], used: list[str], given: Tensors, where: str
-) -> None:
-    """Every tensor given is used exactly once, every one wanted is there with the right shape, and
-    all share one dtype. All problems are reported together."""
-    problems = [f"  {n}: read {c} times by the table" for n, c in Counter(used).items() if c > 1]
-    for name in sorted(wanted.keys() - given.keys()):
-        hint = nearest(name, given.keys() - wanted.keys()) if given.keys() - wanted.keys() else ""
-        problems.append(f"  {name}: missing, expected shape {wanted[name]}; {hint}".rstrip("; "))
-    for name in sorted(given.keys() - wanted.keys()):
+def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: str) -> None:
+    """Every tensor given is used exactly once, and every one wanted is there with its shape.
+
+    All problems are reported together, in one BadInput.
+    """
+    shapes = dict(wanted)
+    uses = Counter(name for name, _ in wanted)
+    problems = [f"  {name}: read {n} times by the table" for name, n in uses.items() if n > 1]
+    for name in sorted(shapes.keys() - given.keys()):
+        spare = given.keys() - shapes.keys()
+        hint = f"; {nearest(name, spare)}" if spare else ""
+        problems.append(f"  {name}: missing, expected shape {shapes[name]}{hint}")
+    for name in sorted(given.keys() - shapes.keys()):
         problems.append(f"  {name}: unexpected, shape {given[name].shape}; nothing would read it")
-    for name in sorted(wanted.keys() & given.keys()):
-        if tuple(given[name].shape) != tuple(wanted[name]):
-            problems.append(f"  {name}: shape {given[name].shape}, expected {wanted[name]}")
-    dtypes = Counter(str(t.dtype) for t in given.values())
-    if len(dtypes) > 1:
-        usual = dtypes.most_common(1)[0][0]
-        odd = [f"{n} is {t.dtype}" for n, t in given.items() if str(t.dtype) != usual]
-        problems.append(f"  dtypes are mixed: most are {usual}, but {', '.join(odd[:5])}")
+    for name in sorted(shapes.keys() & given.keys()):
+        if tuple(given[name].shape) != tuple(shapes[name]):
+            problems.append(f"  {name}: shape {given[name].shape}, expected {shapes[name]}")
     if problems:
         shown = problems[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)
         raise BadInput(f"{where} does not hold this model's tensors:\n" + "\n".join(shown))
