@@ -139,7 +139,8 @@ def check_ids(ids: Any, spec: specs.Model) -> Array:
     if not 1 <= ids.shape[1] <= spec.max_len:
         raise ValueError(f"ids must be 1 to {spec.max_len} tokens long, got {ids.shape[1]}")
     if not isinstance(ids, jax.core.Tracer):
-        low, high = int(ids.min()), int(ids.max())
+        values = np.asarray(ids)  # NumPy: inside a trace even a constant's jnp.min is a tracer
+        low, high = int(values.min()), int(values.max())
         if low < 0 or high >= spec.vocab:
             bad = low if low < 0 else high
             raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
