@@ -35,10 +35,10 @@ def extend(kv: KV | None, k: Array, v: Array, offset: Array) -> tuple[Array, Arr
     """Keys and values to attend to: the new ones alone, or the cache with them written in."""
     if kv is None:
         return k, v, None
-    at = (0, offset, 0, 0)
+    write = jax.lax.dynamic_update_slice_in_dim
     kv = KV(
-        jax.lax.dynamic_update_slice(kv.k, k.astype(kv.k.dtype), at),
-        jax.lax.dynamic_update_slice(kv.v, v.astype(kv.v.dtype), at),
+        write(kv.k, k.astype(kv.k.dtype), offset, axis=1),
+        write(kv.v, v.astype(kv.v.dtype), offset, axis=1),
     )
     return kv.k, kv.v, kv
 
