@@ -1,0 +1,285 @@
+"""A model at rest: the spec beside its arrays, in one folder that is whole or not there.
+
+    FOLDER/jaxtwin.json     {"format": 1, "spec": {...}, "layout": "scan" | "unroll"}
+    FOLDER/tokenizer.json   ... and whatever other small files the writer was handed
+    FOLDER/<step>/          an Orbax step; its "params" are the model's arrays by path
+
+A converted model is a training checkpoint at step 0 without optimizer state, so every reader takes
+the parameters of the newest complete step. Orbax moves the bytes and commits a step whole. What it
+leaves to its caller is refused here: it would take a step without its commit marker for a good one,
+and cast to whatever dtype it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from configs import BadInput, nearest
+from configs.spec import Model, from_json, to_json
+from jaxmodel import axes
+from jaxmodel.model import Decoder, abstract
+from jaxmodel.stack import LAYOUTS
+
+FORMAT = 1
+HEADER = "jaxtwin.json"
+PARAMS = "params"
+COMMITTED = "commit_success.txt"  # Orbax writes it last, on every kind of file system
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds, from its headers alone."""
+
+    spec: Model
+    layout: str
+    step: int
+    shapes: dict[str, jax.ShapeDtypeStruct]
+
+
+def write(
+    folder: str | os.PathLike[str],
+    spec: Model,
+    layout: str,
+    arrays: Mapping[str, Any],
+    *,
+    step: int = 0,
+    carry: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes the model's arrays (by path) as a folder of ours, complete or not at all.
+
+    All work happens in a hidden sibling that is renamed at the end: a killed write leaves no folder
+    that reads as complete. The arrays are held once and not copied. BadInput when the folder exists
+    and is not empty, when a carried name is not a plain file name, or when the arrays are not the
+    spec's.
+    """
+    folder = Path(folder)
+    prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
+    with _appearing(folder) as hidden:
+        _write_header(hidden, spec, layout, carry or {})
+        with storage():
+            ocp.save_checkpointables(hidden / str(step), {PARAMS: dict(arrays)})
+
+
+def begin(
+    folder: str | os.PathLike[str],
+    spec: Model,
+    layout: str,
+    *,
+    carry: Mapping[str, bytes] | None = None,
+) -> None:
+    """The folder with its header and carried files and no step yet: the start of a training run.
+
+    It reads as incomplete until a step is committed into it. Refuses what `write` refuses.
+    """
+    with _appearing(Path(folder)) as hidden:
+        _write_header(hidden, spec, layout, carry or {})
+
+
+def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Saved:
+    """What the folder holds at that step (the newest complete one), no array read.
+
+    BadInput when it is not one of ours, has no (such) complete step, or its arrays are not the
+    spec's.
+    """
+    folder = Path(folder)
+    spec, layout = header(folder)
+    known = steps(folder)
+    if not known:
+        raise BadInput(f"{folder} has no complete step: it was never saved to, or half written")
+    if step is None:
+        step = known[-1]
+    if step not in known:
+        raise BadInput(f"{folder} has no complete step {step}; complete: {known}")
+    try:
+        stored = ocp.checkpointables_metadata(folder / str(step)).metadata[PARAMS]
+    except Exception as error:  # Orbax raises many kinds on a damaged step
+        raise BadInput(f"{folder / str(step)} cannot be read: {error}") from error
+    shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
+    prove(spec, layout, {path: x.shape for path, x in shapes.items()}, f"{folder / str(step)}")
+    return Saved(spec, layout, step, shapes)
+
+
+def read(
+    folder: str | os.PathLike[str],
+    paths: Iterable[str] | None = None,
+    *,
+    step: int | None = None,
+    shardings: Any = None,
+) -> dict[str, Any]:
+    """The arrays of those paths (all of them unless given), bit for bit as they were stored.
+
+    NumPy arrays, or jax arrays where `shardings` (one, or one for each path) says which device
+    needs which part; then only those parts are read. BadInput on an unknown path, on damaged files,
+    and on float64 asked for as a jax array while x64 is off: JAX would narrow it without a word.
+    """
+    saved = describe(folder, step=step)
+    paths = list(saved.shapes if paths is None else paths)
+    for path in paths:
+        if path not in saved.shapes:
+            raise BadInput(f"{folder} holds no {path!r}; {nearest(path, saved.shapes)}")
+    if not paths:
+        return {}
+    where = Path(folder) / str(saved.step)
+    if shardings is None:
+        wanted: dict[str, Any] = dict.fromkeys(paths, np.ndarray)
+    else:
+        each = shardings if isinstance(shardings, Mapping) else dict.fromkeys(paths, shardings)
+        refuse_narrowing(saved.shapes, paths, where)
+        wanted = {
+            path: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=each[path])
+            for path in paths
+            for s in [saved.shapes[path]]
+        }
+    try:
+        with storage(partial=True):
+            return ocp.load_checkpointables(where, {PARAMS: wanted})[PARAMS]
+    except Exception as error:
+        raise BadInput(f"{where} cannot be read: {error}") from error
+
+
+def load(
+    folder: str | os.PathLike[str], *, layout: str | None = None, dtype: Any = None
+) -> Decoder:
+    """The decoder of the newest complete step.
+
+    In the stored layout and dtype unless others are given. BadInput as `read`, and for float64
+    values while x64 is off unless `dtype` asks for a narrower one.
+    """
+    saved = describe(folder)
+    if dtype is None:
+        refuse_narrowing(saved.shapes, saved.shapes, folder)
+    layout = saved.layout if layout is None else layout
+    values = relaid(saved.spec, read(folder, step=saved.step), saved.layout, layout)
+    arrays = {path: jax.numpy.asarray(x, dtype) for path, x in values.items()}
+    return axes.with_arrays(abstract(saved.spec, layout=layout), arrays)
+
+
+def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
+    """The spec and layout that the folder's jaxtwin.json declares, or a BadInput."""
+    path = Path(folder) / HEADER
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{folder} is not a checkpoint of ours: it has no {HEADER}") from None
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        got = data.get("format") if isinstance(data, dict) else data
+        raise BadInput(f"{path}: format {got!r} is not known here; this version reads {FORMAT}")
+    if data.keys() != {"format", "spec", "layout"} or data["layout"] not in LAYOUTS:
+        raise BadInput(f"{path} must hold format, spec and a layout of {sorted(LAYOUTS)}")
+    return from_json(data["spec"], str(path)), data["layout"]
+
+
+def carried(folder: str | os.PathLike[str]) -> dict[str, bytes]:
+    """The small files that travel with the model, by name."""
+    files = sorted(p for p in Path(folder).iterdir() if p.is_file() and p.name != HEADER)
+    return {p.name: p.read_bytes() for p in files}
+
+
+def steps(folder: str | os.PathLike[str]) -> list[int]:
+    """The complete steps in ascending order; half-written ones do not count."""
+    names = [marker.parent.name for marker in Path(folder).glob(f"*/{COMMITTED}")]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def prove(spec: Model, layout: str, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """A BadInput with every difference between those shapes (by path) and the spec's own."""
+    due = {path: x.shape for path, x in axes.arrays(abstract(spec, layout=layout)).items()}
+    problems = [f"  {p}: missing, expected shape {due[p]}" for p in sorted(due.keys() - shapes)]
+    problems += [f"  {p}: unexpected, shape {shapes[p]}" for p in sorted(shapes.keys() - due)]
+    problems += [
+        f"  {p}: shape {tuple(shapes[p])}, expected {due[p]}"
+        for p in sorted(due.keys() & shapes.keys())
+        if tuple(shapes[p]) != due[p]
+    ]
+    if problems:
+        shown = problems[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)
+        raise BadInput(f"{where} does not hold its spec's arrays:\n" + "\n".join(shown))
+
+
+def refuse_narrowing(
+    shapes: Mapping[str, jax.ShapeDtypeStruct], paths: Iterable[str], where: Any
+) -> None:
+    """A BadInput if JAX, as it is set now, cannot hold these dtypes."""
+    for path in paths:
+        dtype = shapes[path].dtype
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            raise BadInput(
+                f"{where}: {path} is {dtype}, which JAX would narrow; set JAX_ENABLE_X64=1"
+            )
+
+
+def relaid(
+    spec: Model, arrays: Mapping[str, np.ndarray], old: str, new: str
+) -> dict[str, np.ndarray]:
+    """The same values by the other layout's paths: layers stacked, or one by one."""
+    if old == new:
+        return dict(arrays)
+    out = {path: x for path, x in arrays.items() if not path.startswith("stack/")}
+    first = 0
+    for r, run in enumerate(spec.runs):
+        period = len(run.blocks)
+        for at in range(period):
+            whole = f"stack/runs/{r}/{at}/"
+            each = [f"stack/layers/{first + at + period * i}/" for i in range(run.times)]
+            if new == "unroll":
+                for path in [p for p in arrays if p.startswith(whole)]:
+                    for part, x in zip(each, arrays[path], strict=True):
+                        out[part + path.removeprefix(whole)] = x
+            else:
+                for path in [p for p in arrays if p.startswith(each[0])]:
+                    name = path.removeprefix(each[0])
+                    out[whole + name] = np.stack([arrays[part + name] for part in each])
+        first += period * run.times
+    return out
+
+
+def storage(*, partial: bool = False) -> ocp.Context:
+    """How Orbax is used throughout, as a context to enter.
+
+    Uncompressed, because trained weights shrink by a few percent for three times the time. With
+    `partial`, a load may name some of the arrays only.
+    """
+    context = ocp.Context()
+    context.array.saving.use_compression = False
+    context.memory.deepcopy_host_arrays = False
+    context.pytree.loading.partial_load = partial
+    return context
+
+
+@contextlib.contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A hidden sibling to write into, which takes the folder's name once all went well."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not empty; name another folder or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    hidden.mkdir()
+    try:
+        yield hidden
+        os.replace(hidden, folder)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
+    for name, data in carry.items():
+        if Path(name).name != name or name in ("", ".", "..", HEADER) or name.isdigit():
+            raise BadInput(f"{name!r} cannot be carried along: it must be a plain file name")
+        (folder / name).write_bytes(data)
+    data = {"format": FORMAT, "spec": to_json(spec), "layout": layout}
+    (folder / HEADER).write_text(json.dumps(data, indent=1) + "\n")
