@@ -9,7 +9,7 @@ One alphabet serves specs, parameter shapes, einsums, table patterns and shardin
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic
 from pydantic import ConfigDict, Field, model_validator
@@ -37,10 +37,12 @@ Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 T = TypeVar("T")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def spec(cls: type[T]) -> type[T]:
     """A frozen, keyword-only dataclass that refuses wrong types and unknown fields."""
     config = ConfigDict(strict=True, extra="forbid")
-    return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+    made = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+    return cast(type[T], made)
 
 
 @spec

@@ -1,4 +1,4 @@
-"""Parameters declared once, as letters plus sizes plus initialiser; and the model at rest as arrays.
+"""Parameters declared once, as letters, sizes and initialiser; and the model at rest as arrays.
 
 The letters (`configs.LEGEND`) give a parameter its shape and travel with it as metadata, from which
 `train` derives the sharding. jaxmodel itself knows no mesh: `constrain` is a no-op until a trainer

@@ -110,9 +110,7 @@ class Decoder(nnx.Module):
         layers = self.stack.cache(self.spec, batch, slots, self.embed.weight.dtype)
         return Cache(layers, jnp.zeros((), jnp.int32))
 
-    def extend(
-        self, ids: Int[Array, "b t"], cache: Cache
-    ) -> tuple[Float[Array, "b v"], Cache]:
+    def extend(self, ids: Int[Array, "b t"], cache: Cache) -> tuple[Float[Array, "b v"], Cache]:
         """Reads t more tokens after those in the cache; the logits after the last of them."""
         b, t = ids.shape
         at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))

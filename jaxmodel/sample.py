@@ -25,9 +25,7 @@ def step(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache
     return model.extend(ids, cache)
 
 
-def pick(
-    logits: jax.Array, key: jax.Array, temperature: float, top_k: int | None
-) -> jax.Array:
+def pick(logits: jax.Array, key: jax.Array, temperature: float, top_k: int | None) -> jax.Array:
     """The next id of each row, from logits (b v). Temperature 0 is argmax.
 
     top_k keeps every score at or above the k-th, so ties may admit more than k.

@@ -108,4 +108,4 @@ class Unrolled(nnx.Module):
         return [empty(block.attn, batch, slots, dtype) for block in spec.layers]
 
 
-LAYOUTS = {"scan": Scanned, "unroll": Unrolled}
+LAYOUTS: dict[str, type[Scanned] | type[Unrolled]] = {"scan": Scanned, "unroll": Unrolled}

@@ -5,15 +5,16 @@ jaxmodel (here) and torchref (there), grouped by part and never by family. The d
 lists of the same Row between torchref (here) and a published naming (there).
 
 Holes: "{l}" in a name ranges over the row's values. A hole in both names renames; a hole in the
-other's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and experts,
-are rows and no code.
+other's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and
+experts, are rows and no code.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from configs.spec import GQA, RMS, Block, Glu, Model, Rope
 from parity import ops
@@ -96,7 +97,13 @@ def nothing(spec: object) -> list[Row]:
     return []
 
 
-ROWS = {RMS: norm, GQA: attention, Glu: glu, Rope: nothing, type(None): nothing}
+ROWS: dict[type, Callable[[Any], list[Row]]] = {
+    RMS: norm,
+    GQA: attention,
+    Glu: glu,
+    Rope: nothing,
+    type(None): nothing,
+}
 SLOTS = ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn")
 
 
@@ -104,7 +111,9 @@ def block(spec: Block) -> list[Row]:
     """The rows of one layer."""
     parts = [(slot, getattr(spec, slot)) for slot in SLOTS]
     return [
-        row.within(f"{slot}/", f"{slot}.", {}) for slot, part in parts for row in ROWS[type(part)](part)
+        row.within(f"{slot}/", f"{slot}.", {})
+        for slot, part in parts
+        for row in ROWS[type(part)](part)
     ]
 
 
@@ -133,7 +142,7 @@ def unrolled(spec: Model) -> list[Row]:
 
 
 LAYOUTS = {"scan": scanned, "unroll": unrolled}
-HEADS = {True: [], False: [Row("head/weight", "head.weight", "v d -> d v")]}
+HEADS: dict[bool, list[Row]] = {True: [], False: [Row("head/weight", "head.weight", "v d -> d v")]}
 
 
 def rows(spec: Model, layout: str = "scan") -> list[Row]:

@@ -1,8 +1,8 @@
 """Tensors not yet read, and rows applied to them: conversion as a lazy mapping.
 
 `forward` and `backward` take named tensors on one side of a list of rows to named tensors on the
-other. Nothing is read until somebody reads, and then one tensor at a time; what the mapping is worth
-is proven first, from names, shapes and dtypes alone.
+other. Nothing is read until somebody reads, and then one tensor at a time; what the mapping is
+worth is proven first, from names, shapes and dtypes alone.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def model(golden: Golden, layout: str, x64: None):
-    return kit.jax_model(
-        kit.torch_model(golden.spec, kit.reference_names(golden.weights)), layout
-    )
+    return kit.jax_model(kit.torch_model(golden.spec, kit.reference_names(golden.weights)), layout)
 
 
 def test_logits_loss_and_gradients(golden: Golden, layout: str, model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from configs import spec as specs
 from configs.spec import Glu
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
