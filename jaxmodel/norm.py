@@ -25,7 +25,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean + self.eps)).astype(x.dtype) * self.weight.astype(x.dtype)
+        unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(x.dtype)
+        # The product is taken wide and cast: the same bits forward, but the scale's gradient is
+        # then summed over all tokens in float32. XLA would sum it in bfloat16 (3 times torch's error).
+        return (unit.astype(wide.dtype) * self.weight.astype(x.dtype)).astype(x.dtype)
 
 
 class NoNorm(nnx.Module):

@@ -1,0 +1,48 @@
+"""Inputs that can see a fault: hundreds of tokens, rare ids, padding and packed documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs import Model
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Two rows (b t): one plain text, one left-padded with two packed documents behind the padding.
+
+    `counted` (b t-1) marks the positions whose next token is a target: same document, no padding.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+
+    @property
+    def counted(self) -> np.ndarray:
+        same = self.segments[:, 1:] == self.segments[:, :-1]
+        return same & (self.segments[:, 1:] > 0)
+
+
+def inputs(spec: Model, tokens: int, seed: int = 0) -> Inputs:
+    """Ids over the whole vocabulary, a third of them repeats of an earlier stretch.
+
+    A prompt of a few tokens sees no rotary fault, and text alone never shows a rare id.
+    """
+    t = min(tokens, spec.max_len)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, spec.vocab, (2, t))
+    third = t // 3
+    ids[:, t - third :] = ids[:, :third]
+    ids[0, 0], ids[1, -1] = spec.vocab - 1, 0
+    pad, cut = t // 16, t // 2
+    segments = np.ones((2, t), np.int64)
+    segments[1, :pad] = 0
+    segments[1, cut:] = 2
+    positions = np.tile(np.arange(t), (2, 1))
+    positions[1, :pad] = 0
+    positions[1, pad:cut] = np.arange(cut - pad)
+    positions[1, cut:] = np.arange(t - cut)
+    return Inputs(ids, positions, segments)

@@ -1,0 +1,157 @@
+"""The sides of a comparison: one run of torchref, of jaxmodel or of transformers, as NumPy.
+
+Every run gives the same three things under torchref's names, so that comparing needs no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs import Model
+from parity import bridge, table
+from parity.inputs import Inputs
+from parity.tensors import Tensor, Tensors, backward, forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from jaxmodel import Decoder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """logits (b t v); the counted targets' negative log-likelihoods, one after another; the
+    gradient of their mean for every parameter."""
+
+    logits: np.ndarray
+    nll: np.ndarray
+    grads: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is done to the JAX side alone, to see whether the check notices (see faults.py)."""
+
+    spec: Callable[[Model], Model] = lambda spec: spec
+    weights: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda arrays: arrays
+    edit: Callable[[Decoder], None] = lambda model: None
+
+
+def torch_model(spec: Model, tensors: Tensors, dtype: str) -> Any:
+    import torch
+
+    import torchref
+
+    with torch.device("meta"):
+        model = torchref.Decoder(spec)
+    state = {n: bridge.to_torch(t.read()).to(getattr(torch, dtype)) for n, t in tensors.items()}
+    model.load_state_dict(state, strict=True, assign=True)
+    return model
+
+
+def run_torch(spec: Model, tensors: Tensors, given: Inputs, dtype: str) -> Outcome:
+    """One forward and backward of torchref in the dtype."""
+    import torch
+
+    model = torch_model(spec, tensors, dtype)
+    logits = model(
+        torch.from_numpy(given.ids),
+        positions=torch.from_numpy(given.positions),
+        segments=torch.from_numpy(given.segments),
+    )
+    nll = torch_nll(logits, given)
+    nll.mean().backward()
+    grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
+    return Outcome(_wide(logits), _wide(nll), grads)
+
+
+def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
+    """The counted targets' next-token negative log-likelihoods, in float32 at least."""
+    import torch
+
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits[:, :-1].to(wide).log_softmax(dim=-1)
+    nll = -scores.gather(-1, torch.from_numpy(given.ids[:, 1:, None]))[..., 0]
+    return nll[torch.from_numpy(given.counted)]
+
+
+def jax_model(
+    spec: Model, tensors: Tensors, dtype: str, layout: str = "scan", wrong: Wrong | None = None
+) -> Decoder:
+    """jaxmodel filled through the table; `wrong` makes mistakes on the way."""
+    import jax.numpy as jnp
+
+    from jaxmodel import abstract
+    from jaxmodel.axes import with_arrays
+
+    wrong = wrong or Wrong()
+    filled = forward(table.rows(spec, layout), tensors, "the source")
+    values = wrong.weights({path: tensor.read() for path, tensor in filled.items()})
+    model = with_arrays(
+        abstract(wrong.spec(spec), dtype=dtype, layout=layout),
+        {path: jnp.asarray(value).astype(dtype) for path, value in values.items()},
+    )
+    wrong.edit(model)
+    return model
+
+
+def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") -> Outcome:
+    """One forward and backward of jaxmodel, its gradients carried back through the table."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxmodel.axes import arrays
+
+    ids = jnp.asarray(given.ids)
+
+    def loss(model: Decoder) -> Any:
+        logits = model(ids, positions=given.positions, segments=given.segments)
+        scores = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
+        scores = jax.nn.log_softmax(scores, axis=-1)
+        nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0][given.counted]
+        return nll.mean(), (logits, nll)
+
+    (_, (logits, nll)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(model)
+    named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
+    named = backward(table.rows(spec, layout), named, "the gradients")
+    return Outcome(
+        np.asarray(logits, np.float64),
+        np.asarray(nll, np.float64),
+        {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
+    )
+
+
+def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
+    """Logits (b v) after the last id, by way of the cache: a prefill, then token by token."""
+    import jax.numpy as jnp
+
+    from jaxmodel import sample
+
+    ids = jnp.asarray(ids)
+    logits, cache = sample.prefill(model, ids[:, :prefill], model.start(*ids.shape))
+    for i in range(prefill, ids.shape[1]):
+        logits, cache = sample.step(model, ids[:, i : i + 1], cache)
+    return np.asarray(logits, np.float64)
+
+
+def run_hf(model: Any, names: Mapping[str, str], given: Inputs) -> Outcome:
+    """One forward and backward of a transformers model on the plain row.
+
+    `names` maps its parameter names to those of the outcome; gradients keep its own layout.
+    """
+    import torch
+
+    plain = Inputs(given.ids[:1], given.positions[:1], given.segments[:1])
+    logits = model(torch.from_numpy(plain.ids), use_cache=False).logits
+    loss = torch_loss(logits, plain)
+    loss.backward()
+    grads = {names[n]: _wide(p.grad) for n, p in model.named_parameters() if n in names}
+    return Outcome(_wide(logits), loss.item(), grads)
+
+
+def _wide(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
