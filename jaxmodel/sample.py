@@ -49,7 +49,7 @@ def generate(
     eos: int | Sequence[int] | None = None,
     seed: int = 0,
     each: Callable[[np.ndarray], None] = lambda ids: None,
-) -> Int[np.ndarray, "b t"]:
+) -> Int[np.ndarray, "b s"]:
     """The prompt ids (b t) with up to `new_tokens` more.
 
     A row is finished at the first eos it *generates* (several ids may end a row; an eos in the

@@ -126,7 +126,7 @@ def generate(
     top_k: int | None = None,
     eos: int | Sequence[int] | None = None,
     seed: int = 0,
-) -> Int[Tensor, "b t"]:
+) -> Int[Tensor, "b s"]:
     """The prompt ids (b t) with up to `new_tokens` more, recomputed whole for every token.
 
     The rules are jaxmodel.generate's: a row is finished at the first eos it generates and is then
