@@ -1,0 +1,276 @@
+"""Is it the same model? Logits, losses and every gradient: float64 first, then measured budgets.
+
+In float64 both mirrors must agree to rounding (1e-13 on logits, 1e-12 on gradients): a gap there is
+a bug. In a working dtype nobody sets a tolerance: JAX may be off the float64 truth by at most twice
+what torch, in the same dtype, is off it, plus what rounding the truth itself costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from configs import BadInput, Model
+from parity import metrics, sides, table
+from parity.inputs import Inputs, inputs
+from parity.sides import Outcome, Wrong
+from parity.tensors import Tensor, Tensors, backward, forward
+
+LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
+K = 2.0  # how many times torch's own error JAX may make
+NUMPY = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison. It holds when the error is a number and within the budget."""
+
+    name: str
+    dtype: str
+    error: float
+    budget: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.error <= self.budget)
+
+    @property
+    def margin(self) -> float:
+        """The part of the budget that is used: above 1 is a failure."""
+        if self.budget:
+            return self.error / self.budget
+        return 0.0 if self.error == 0 else float("inf")
+
+
+@dataclass
+class Report:
+    """What was compared, in the order of computation, and where."""
+
+    checks: list[Check] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        return bool(self.checks) and all(check.ok for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """See docs/json.md. Numbers that JSON has no word for become the strings "nan", "inf"."""
+        checks = [
+            {**asdict(c), "error": _plain(c.error), "budget": _plain(c.budget), "ok": c.ok}
+            for c in self.checks
+        ]
+        return {
+            "equal": self.equal,
+            "checks": checks,
+            "environment": self.environment,
+            "notes": self.notes,
+        }
+
+
+def _plain(x: float) -> float | str:
+    return float(x) if np.isfinite(x) else str(float(x))
+
+
+def strict(got: Outcome, want: Outcome, label: str = "") -> Iterator[Check]:
+    """float64 against float64: nothing but the order of summation may differ."""
+    f64 = "float64"
+    yield Check(label + "logits", f64, metrics.relative_l2(got.logits, want.logits), LOGITS)
+    yield Check(
+        label + "logits, worst token", f64, metrics.worst_row(got.logits, want.logits), 1e-12
+    )
+    yield Check(label + "loss, per target", f64, metrics.relative_l2(got.nll, want.nll), LOGITS)
+    for name, grad in want.grads.items():
+        yield Check(f"{label}grad {name}", f64, metrics.relative_l2(got.grads[name], grad), GRADS)
+
+
+def budgeted(
+    got: Outcome, torch: Outcome, truth: Outcome, dtype: str, label: str = ""
+) -> Iterator[Check]:
+    """`got` and `torch` ran in the dtype, `truth` in float64."""
+
+    def check(name: str, metric: Callable[..., float], power: int, *abc: np.ndarray) -> Check:
+        g, t, exact = abc
+        noise = metric(metrics.rounded(exact, NUMPY[dtype]), exact)
+        return Check(label + name, dtype, metric(g, exact), K**power * metric(t, exact) + noise)
+
+    l2, logits = metrics.relative_l2, (got.logits, torch.logits, truth.logits)
+    yield check("logits", l2, 1, *logits)
+    yield check("logits, worst token", metrics.worst_row, 1, *logits)
+    # KL grows with the square of the error, so twice the error is four times the KL.
+    yield check("KL in nats, worst token", metrics.worst_kl, 2, *logits)
+    yield check("loss, per target", l2, 1, got.nll, torch.nll, truth.nll)
+    for name, exact in truth.grads.items():
+        yield check(f"grad {name}", l2, 1, got.grads[name], torch.grads[name], exact)
+
+
+def check(
+    spec: Model,
+    tensors: Tensors,
+    *,
+    dtypes: Sequence[str] = ("float64", "float32"),
+    tokens: int = 300,
+    seed: int = 0,
+    layout: str = "scan",
+    golden: dict[str, Any] | None = None,
+    witness: Callable[[Inputs], Outcome] | None = None,
+    wrong: Wrong | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Report:
+    """Compares jaxmodel with torchref on the weights (named as torchref names them).
+
+    `golden` are recorded results to be met as well; `witness` runs transformers' own model in
+    float32 on the same input; `wrong` is a mistake to make on the JAX side (see faults.py).
+    The float64 run comes first and is the truth that the others are measured from.
+    """
+    import jax
+
+    unknown = sorted(set(dtypes) - set(NUMPY))
+    if unknown:
+        raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(NUMPY)}")
+    given = inputs(spec, tokens, seed)
+    report = Report(environment=environment(spec, tensors, given, layout))
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        progress("weights: through the table and back")
+        report.checks.append(_returns(spec, tensors, layout))
+        progress("float64: torch")
+        truth = sides.run_torch(spec, tensors, given, "float64")
+        if "float64" in dtypes:
+            progress("float64: JAX")
+            model = sides.jax_model(spec, tensors, "float64", layout, wrong)
+            got = sides.run_jax(spec, model, given, layout)
+            report.checks += strict(got, truth)
+            progress("float64: JAX, decoding from the cache")
+            report.checks += _decoding(model, given, truth)
+            if golden:
+                progress("float64: recorded results")
+                report.checks += _recorded(spec, tensors, model, golden, layout)
+            del model, got
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
+        for dtype in [d for d in dtypes if d != "float64"]:
+            progress(f"{dtype}: torch")
+            torch = sides.run_torch(spec, tensors, given, dtype)
+            progress(f"{dtype}: JAX")
+            model = sides.jax_model(spec, tensors, dtype, layout, wrong)
+            got = sides.run_jax(spec, model, given, layout)
+            report.checks += budgeted(got, torch, truth, dtype)
+            del model, got
+            if dtype == "float32" and witness:
+                progress("float32: transformers, the third witness")
+                report.checks += _witnessed(spec, tensors, given, witness, got)
+    return report
+
+
+def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:
+    """The weights to jaxmodel's layout and back: how many tensors come back with other bytes."""
+    rows = table.rows(spec, layout)
+    back = backward(rows, forward(rows, tensors, "the source"), "the JAX side")
+    changed = sum(sha256(back[n]) != sha256(tensors[n]) for n in tensors)
+    return Check("weights, there and back", "as stored", float(changed), 0.0)
+
+
+def _decoding(model: Any, given: Inputs, truth: Outcome) -> Iterator[Check]:
+    """The cached path, where it computes something of its own: a prefill, then three tokens."""
+    t = given.ids.shape[1]
+    if t >= 5:
+        got = sides.decode_jax(model, given.ids[:1], prefill=t - 3)
+        error = metrics.relative_l2(got, truth.logits[:1, -1])
+        yield Check("logits, decoded from the cache", "float64", error, LOGITS)
+
+
+def _recorded(
+    spec: Model, tensors: Tensors, model: Any, golden: dict[str, Any], layout: str
+) -> Iterator[Check]:
+    """What somebody else's run of this model gave: both mirrors must give it too."""
+    import torch
+
+    import jaxmodel
+    import torchref
+
+    ids = golden["ids"]
+    plain = Inputs(ids, np.tile(np.arange(ids.shape[1]), (len(ids), 1)), np.ones_like(ids))
+    want = Outcome(golden["logits"], np.atleast_1d(golden["loss"]), golden["grads"])
+    mirror = sides.torch_model(spec, tensors, "float64")
+    both = {
+        "recorded, torch: ": sides.run_torch(spec, tensors, plain, "float64"),
+        "recorded, JAX: ": sides.run_jax(spec, model, plain, layout),
+    }
+    for label, got in both.items():
+        mean = Outcome(got.logits, got.nll.mean(keepdims=True), got.grads)
+        for check in strict(mean, want, label):
+            yield check
+    for name, case in golden["generate"].items():
+        prompt, tokens, eos = case["prompt"], case["ids"], case["eos"]
+        new = spec.max_len if name == "greedy_to_context" else tokens.shape[1] - prompt.shape[1]
+        runs = {
+            "torch": torchref.generate(mirror, torch.from_numpy(prompt), new, eos=eos).numpy(),
+            "JAX": jaxmodel.generate(model, prompt, new, eos=eos),
+        }
+        for side, got in runs.items():
+            differ = got.shape != tokens.shape or int((got != tokens).sum())
+            yield Check(f"recorded, {side}: {name}, tokens that differ", "int", float(differ), 0.0)
+
+
+def _witnessed(
+    spec: Model,
+    tensors: Tensors,
+    given: Inputs,
+    witness: Callable[[Inputs], Outcome],
+    jax: Outcome,
+) -> Iterator[Check]:
+    """transformers in float32 on the plain row: held to the budget that JAX is held to, and JAX
+    held to it in turn."""
+    plain = Inputs(given.ids[:1], given.positions[:1], given.segments[:1])
+    hf = witness(plain)
+    truth = sides.run_torch(spec, tensors, plain, "float64")
+    torch = sides.run_torch(spec, tensors, plain, "float32")
+    checks = list(budgeted(hf, torch, truth, "float32", "transformers: "))
+    yield from checks
+    error = metrics.relative_l2(jax.logits[:1], hf.logits)
+    yield Check("JAX against transformers: logits", "float32", error, checks[0].budget)
+
+
+def sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(np.ascontiguousarray(tensor.read()).tobytes()).hexdigest()
+
+
+def environment(spec: Model, tensors: Tensors, given: Inputs, layout: str) -> dict[str, Any]:
+    """Everything that could make another run differ."""
+    import jax
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "jax_devices": [str(device.device_kind) for device in jax.devices()],
+        "jax_matmul_precision": "highest",
+        "torch_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch_threads": torch.get_num_threads(),
+        "layout": layout,
+        "input_shape": list(given.ids.shape),
+        "input_sha256": hashlib.sha256(given.ids.tobytes()).hexdigest(),
+        "stored_dtypes": sorted({str(t.dtype) for t in tensors.values()}),
+        "parameters": sum(int(np.prod(t.shape)) for t in tensors.values()),
+        "layers": len(spec.layers),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
