@@ -27,7 +27,8 @@ class RMSNorm(nnx.Module):
         mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(x.dtype)
         # The product is taken wide and cast: the same bits forward, but the scale's gradient is
-        # then summed over all tokens in float32. XLA would sum it in bfloat16 (3 times torch's error).
+        # then summed over all tokens in float32. XLA would sum it in bfloat16, three times as far
+        # off as torch.
         return (unit.astype(wide.dtype) * self.weight.astype(x.dtype)).astype(x.dtype)
 
 

@@ -210,8 +210,7 @@ def _recorded(
     }
     for label, got in both.items():
         mean = Outcome(got.logits, got.nll.mean(keepdims=True), got.grads)
-        for check in strict(mean, want, label):
-            yield check
+        yield from strict(mean, want, label)
     for name, case in golden["generate"].items():
         prompt, tokens, eos = case["prompt"], case["ids"], case["eos"]
         new = spec.max_len if name == "greedy_to_context" else tokens.shape[1] - prompt.shape[1]

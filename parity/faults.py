@@ -1,7 +1,7 @@
 """Mistakes that people make in this job, to be made on purpose: the check is itself checked.
 
-Each fault touches the JAX side alone, in one of three places: the spec it is built from, the weights
-on their way in, or the finished model. A check that lets one pass is no check.
+Each fault touches the JAX side alone, in one of three places: the spec it is built from, the
+weights on their way in, or the finished model. A check that lets one pass is no check.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ def swapped(one: str, other: str) -> Callable[[Arrays], Arrays]:
 
 def _square_transposed(x: np.ndarray) -> np.ndarray:
     """(l d n h) read as if the file held (in, out): a fault that only a square matrix hides."""
-    l, d, n, h = x.shape
-    return np.swapaxes(x.reshape(l, d, n * h), 1, 2).reshape(l, d, n, h)
+    return np.swapaxes(x.reshape(*x.shape[:2], -1), 1, 2).reshape(x.shape)
 
 
 def _one_element(x: np.ndarray) -> np.ndarray:
