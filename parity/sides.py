@@ -5,7 +5,7 @@ Every run gives the same three things under torchref's names, so that comparing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from configs import Model
 from parity import bridge, table
 from parity.inputs import Inputs
+from parity.table import Row
 from parity.tensors import Tensor, Tensors, backward, forward
 
 if TYPE_CHECKING:
@@ -138,19 +139,20 @@ def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
     return np.asarray(logits, np.float64)
 
 
-def run_hf(model: Any, names: Mapping[str, str], given: Inputs) -> Outcome:
+def run_hf(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
     """One forward and backward of a transformers model on the plain row.
 
-    `names` maps its parameter names to those of the outcome; gradients keep its own layout.
+    `rows` are its dialect's, through which its gradients come back to torchref's names and layout.
     """
     import torch
 
     plain = Inputs(given.ids[:1], given.positions[:1], given.segments[:1])
     logits = model(torch.from_numpy(plain.ids), use_cache=False).logits
-    loss = torch_loss(logits, plain)
-    loss.backward()
-    grads = {names[n]: _wide(p.grad) for n, p in model.named_parameters() if n in names}
-    return Outcome(_wide(logits), loss.item(), grads)
+    nll = torch_nll(logits, plain)
+    nll.mean().backward()
+    theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
+    ours = forward(rows, theirs, "transformers' gradients")
+    return Outcome(_wide(logits), _wide(nll), {name: grad.read() for name, grad in ours.items()})
 
 
 def _wide(x: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,46 @@
+"""Checking a source from end to end: open it, find its witness, compare, and say what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from parity import compare, witness
+from parity.compare import Report
+from parity.sides import Wrong
+from parity.source import Source, open_source
+
+
+def check(
+    src: str | Source,
+    *,
+    dtypes: Sequence[str] = ("float64", "float32"),
+    tokens: int = 300,
+    layout: str = "scan",
+    use_witness: bool = True,
+    seed: int = 0,
+    wrong: Wrong | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Report:
+    """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
+
+    See `compare.check`; a recorded .npz is compared with its own record too, and transformers
+    takes part in float32 where it has the model. BadInput if the source cannot be read.
+    """
+    progress(f"reading {src if isinstance(src, str) else src.name}")
+    source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
+    report = compare.check(
+        source.spec,
+        source.tensors,
+        dtypes=dtypes,
+        tokens=tokens,
+        seed=seed,
+        layout=layout,
+        golden=source.golden,
+        witness=run,
+        wrong=wrong,
+        progress=progress,
+    )
+    report.notes += [*source.notes, note]
+    report.environment["source"] = {"name": source.name, "kind": source.kind}
+    return report

@@ -1,0 +1,77 @@
+"""The third witness: Hugging Face transformers' own model of the same weights, where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from configs import BadInput
+from parity import sides
+from parity.dialects import HF_LLAMA, to_hf
+from parity.inputs import Inputs
+from parity.sides import Outcome
+from parity.tensors import backward
+
+if TYPE_CHECKING:
+    from parity.source import Source
+
+Witness = Callable[[Inputs], Outcome]
+
+
+def of(source: Source) -> tuple[Witness | None, str]:
+    """How transformers runs the source's model in float32, and a note of how it came by it.
+
+    A Hugging Face folder or a GGUF file is read by transformers itself, which also tests our
+    reading. Anything else is built from our own export. None where transformers is absent or has
+    no such model; the note says which.
+    """
+    try:
+        import transformers
+    except ImportError:
+        return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
+    if source.kind in ("hf", "gguf"):
+        folder, file = source.path, None
+        if source.kind == "gguf":
+            folder, file = source.path.parent, source.path.name
+        note = f"transformers {transformers.__version__} read the same file itself"
+        return lambda given: _run(_read(folder, file), source, given), note
+    try:
+        config = to_hf(source.spec)
+    except BadInput as error:
+        return None, f"no third witness: {error}"
+    note = f"transformers {transformers.__version__} was given the weights by our own export"
+    return lambda given: _run(_built(source, config), source, given), note
+
+
+def _run(model: Any, source: Source, given: Inputs) -> Outcome:
+    return sides.run_hf(model, HF_LLAMA.rows(source.spec), given)
+
+
+def _read(folder: Any, file: str | None) -> Any:
+    import torch
+    import transformers
+
+    extra = {"gguf_file": file} if file else {}
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **extra
+    )
+
+
+def _built(source: Source, config: dict[str, Any]) -> Any:
+    import torch
+    import transformers
+
+    from parity import bridge
+
+    made = transformers.LlamaConfig(**config, attn_implementation="eager")
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(made)
+    named = backward(HF_LLAMA.rows(source.spec), source.tensors, source.name)
+    state = {name: bridge.to_torch(tensor.read()).float() for name, tensor in named.items()}
+    if source.spec.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True, assign=True)
+    model.tie_weights()
+    # The rotary table is a buffer outside the state: made anew, for the meta device left it empty.
+    model.model.rotary_emb = type(model.model.rotary_emb)(made)
+    return model
