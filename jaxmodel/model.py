@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from configs import spec as specs
 from jaxmodel.axes import Maker, constrain
@@ -23,7 +23,7 @@ class Embedding(nnx.Module):
     def __init__(self, make: Maker):
         self.weight = make.matrix("embed", "v d")
 
-    def __call__(self, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+    def __call__(self, ids: Integer[Array, "b t"]) -> Float[Array, "b t d"]:
         return self.weight[...][ids]
 
 
@@ -78,10 +78,10 @@ class Decoder(nnx.Module):
 
     def __call__(
         self,
-        ids: Int[Array, "b t"],
+        ids: Integer[Array | np.ndarray, "b t"],
         *,
-        positions: Int[Array, "b t"] | None = None,
-        segments: Int[Array, "b t"] | None = None,
+        positions: Int[Array | np.ndarray, "b t"] | None = None,
+        segments: Int[Array | np.ndarray, "b t"] | None = None,
     ) -> Float[Array, "b t v"]:
         """Logits for every position.
 
@@ -98,7 +98,7 @@ class Decoder(nnx.Module):
         return logits
 
     def forward(
-        self, ids: Int[Array, "b t"], seen: Seen, cache: Any = None
+        self, ids: Integer[Array, "b t"], seen: Seen, cache: Any = None
     ) -> tuple[Float[Array, "b t v"], Any]:
         """The computation itself; `cache` as `stack.cache` lays it out, or None."""
         x = constrain(self.embed(ids), "b t d")
@@ -110,7 +110,7 @@ class Decoder(nnx.Module):
         layers = self.stack.cache(self.spec, batch, slots, self.embed.weight.dtype)
         return Cache(layers, jnp.zeros((), jnp.int32))
 
-    def extend(self, ids: Int[Array, "b t"], cache: Cache) -> tuple[Float[Array, "b v"], Cache]:
+    def extend(self, ids: Integer[Array, "b t"], cache: Cache) -> tuple[Float[Array, "b v"], Cache]:
         """Reads t more tokens after those in the cache; the logits after the last of them."""
         b, t = ids.shape
         at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))

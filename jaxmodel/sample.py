@@ -58,6 +58,7 @@ def generate(
     column of ids (b), for those who print as they go. ValueError on arguments out of range.
     """
     ids = np.asarray(check_ids(ids, model.spec))
+    ids = ids.astype(np.promote_types(ids.dtype, np.int32))  # it may be too narrow for ids to come
     ends = check_sampling(model.spec, new_tokens, temperature, top_k, eos)
     new_tokens = min(new_tokens, model.spec.max_len - ids.shape[1])
     if new_tokens == 0:

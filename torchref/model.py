@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from configs import spec as specs
@@ -20,8 +20,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(model.vocab, model.d))
 
-    def forward(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
-        return self.weight[ids]
+    def forward(self, ids: Integer[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
+        return self.weight[ids.long()]  # torch reads a uint8 index as a mask
 
 
 class TiedHead(nn.Module):
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        ids: Int[Tensor, "b t"],
+        ids: Integer[Tensor, "b t"],
         *,
         positions: Int[Tensor, "b t"] | None = None,
         segments: Int[Tensor, "b t"] | None = None,
@@ -110,7 +110,8 @@ def check_ids(ids: Tensor, spec: specs.Model) -> None:
         raise ValueError("ids must hold at least one row, got a batch of 0")
     if not 1 <= ids.shape[1] <= spec.max_len:
         raise ValueError(f"ids must be 1 to {spec.max_len} tokens long, got {ids.shape[1]}")
-    low, high = int(ids.min()), int(ids.max())
+    values = ids.long()  # torch has no minimum of a uint16
+    low, high = int(values.min()), int(values.max())
     if low < 0 or high >= spec.vocab:
         bad = low if low < 0 else high
         raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
@@ -119,7 +120,7 @@ def check_ids(ids: Tensor, spec: specs.Model) -> None:
 @torch.no_grad()
 def generate(
     model: Decoder,
-    ids: Int[Tensor, "b t"],
+    ids: Integer[Tensor, "b t"],
     new_tokens: int,
     *,
     temperature: float = 0.0,
@@ -133,6 +134,7 @@ def generate(
     filled with it; top_k keeps ties; temperature 0 is argmax. ValueError on arguments out of range.
     """
     check_ids(ids, model.spec)
+    ids = ids.long()  # the prompt's own dtype may be too narrow for the ids to come
     if new_tokens < 0:
         raise ValueError(f"new_tokens must not be negative, got {new_tokens}")
     if not 0 <= temperature < float("inf"):
