@@ -107,21 +107,22 @@ def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") ->
 
     from jaxmodel.axes import arrays
 
-    ids = jnp.asarray(given.ids)
-
-    def loss(model: Decoder) -> Any:
-        logits = model(ids, positions=given.positions, segments=given.segments)
+    def loss(model: Decoder, ids: Any, positions: Any, segments: Any, targets: Any) -> Any:
+        logits = model(ids, positions=positions, segments=segments)
         scores = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
         scores = jax.nn.log_softmax(scores, axis=-1)
-        nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0][given.counted]
-        return nll.mean(), (logits, nll)
+        nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0]
+        return (nll * targets).sum() / targets.sum(), (logits, nll)
 
-    (_, (logits, nll)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(model)
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    # The input is an argument: baked in, XLA would fold a (b t v) scatter at compile time.
+    targets = given.counted.astype(np.float32)
+    (_, (logits, nll)), grads = run(model, given.ids, given.positions, given.segments, targets)
     named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
     named = backward(table.rows(spec, layout), named, "the gradients")
     return Outcome(
         np.asarray(logits, np.float64),
-        np.asarray(nll, np.float64),
+        np.asarray(nll, np.float64)[given.counted],
         {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
     )
 

@@ -38,10 +38,15 @@ def moves(rows: Iterable[Row]) -> list[Move]:
     return [move for row in rows for move in row.moves()]
 
 
-def forward(rows: Iterable[Row], there: Tensors, where: str) -> dict[str, Tensor]:
+def shapes_there(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
+    """Every name that the rows have there, with its shape."""
+    return [(name, move.shape_there) for move in moves(rows) for name in move.there]
+
+
+def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor]:
     """The tensors here, made of those there; a BadInput with every problem if they do not fit."""
     table = moves(rows)
-    prove([(name, m.shape_there) for m in table for name in m.there], there, where)
+    prove(shapes_there(rows), there, where)
     mixed = [
         f"  {move.here} stacks tensors of {sorted(dtypes)}"
         for move in table
@@ -53,10 +58,15 @@ def forward(rows: Iterable[Row], there: Tensors, where: str) -> dict[str, Tensor
 
 
 def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor]:
-    """The inverse of `forward`."""
+    """The inverse of `forward`.
+
+    A stack is kept while its parts are read one after another, in the order given here, and let go
+    with the last of them.
+    """
     table = moves(rows)
     prove([(m.here, m.shape_here) for m in table], here, where)
-    return {name: _part(move, i, here) for move in table for i, name in enumerate(move.there)}
+    held: dict[str, np.ndarray] = {}
+    return {name: _part(move, i, here, held) for move in table for i, name in enumerate(move.there)}
 
 
 def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: str) -> None:
@@ -98,11 +108,18 @@ def _stacked(move: Move, there: Tensors) -> Tensor:
     return Tensor(move.shape_here, dtype, read)
 
 
-def _part(move: Move, i: int, here: Tensors) -> Tensor:
-    """The i-th tensor there that one here is made of."""
+def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
+    """The i-th tensor there that one here is made of; `held` keeps the last stack read."""
 
     def read() -> np.ndarray:
-        whole = here[move.here].read()
+        whole = held.get(move.here)
+        if whole is None:
+            held.clear()
+            whole = here[move.here].read()
+        if i + 1 < len(move.there):
+            held[move.here] = whole
+        else:
+            held.clear()
         slots = whole.reshape(-1, *move.shape_here[len(move.stack) :])
         return ops.rearrange(slots[i], ops.flip(move.pattern), move.sizes)
 
