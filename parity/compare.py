@@ -167,7 +167,7 @@ def check(
             model = sides.jax_model(spec, tensors, dtype, layout, wrong)
             got = sides.run_jax(spec, model, given, layout)
             report.checks += budgeted(got, torch, truth, dtype)
-            del model, got
+            del model
             if dtype == "float32" and witness:
                 progress("float32: transformers, the third witness")
                 report.checks += _witnessed(spec, tensors, given, witness, got)

@@ -1,0 +1,356 @@
+"""The front door: one verb for each thing people come for.
+
+Every verb is a thin wrapper over a function of the rooms, which are imported only when the verb
+runs: `jaxtwin --help` answers at once, and converting needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="jaxtwin",
+    help="A PyTorch decoder and its JAX twin: converted without a changed bit, proven equal.",
+    epilog="SRC is an installed model package (smollm2-135m), an HF folder, a .gguf, .pt or golden "
+    ".npz file, a checkpoint or run folder of ours, or a preset (random weights from a seed).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+SRC = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+SEED = Annotated[int, typer.Option(help="Seed of a preset's random weights, inputs and sampling.")]
+
+
+class Target(StrEnum):
+    jax = "jax"
+    hf = "hf"
+    torch = "torch"
+
+
+class Layout(StrEnum):
+    scan = "scan"
+    unroll = "unroll"
+
+
+class Dtype(StrEnum):
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def example(*lines: str) -> str:
+    """Examples for a verb's --help, one a line."""
+    return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"  jaxtwin {line}" for line in lines)
+
+
+@contextlib.contextmanager
+def answering(as_json: bool = False) -> Iterator[None]:
+    """A person's mistake becomes one message and exit status 2, and never a traceback."""
+    from configs import BadInput
+
+    try:
+        yield
+    except (BadInput, FileExistsError) as error:
+        message = str(error)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "transformers": "hf"}.get(error.name or "")
+        if extra is None:
+            raise
+        message = f"this verb needs {error.name}; install it with: pip install 'jaxtwin[{extra}]'"
+    else:
+        return
+    if as_json:
+        print(json.dumps({"error": message}))
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is being done: a spinner on a terminal, plain lines elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda step: None
+    elif not console.is_terminal:
+        yield lambda step: print(f"... {step}", file=sys.stderr, flush=True)
+    else:
+        with console.status("starting") as status:
+            yield status.update
+
+
+@app.command(epilog=example(
+    "convert smollm2-135m out/smollm2 --to jax",
+    "convert out/smollm2 out/hf --to hf",
+    "convert ./my-llama out/my-llama --to jax --dry-run",
+))
+def convert(
+    src: SRC,
+    dst: Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")],
+    to: Annotated[Target, typer.Option(help="What to write.")],
+    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
+    dry_run: Annotated[bool, typer.Option(help="Prove and print the plan; write nothing.")] = False,
+    seed: SEED = 0,
+    as_json: JSON = False,
+) -> None:
+    """Move a model's weights between frameworks: no value changes, and the way back is exact."""
+    with answering(as_json):
+        from parity.convert import convert as run
+
+        with working() as progress:
+            report = run(
+                src, dst, to.value, layout=layout.value, dry_run=dry_run, seed=seed,
+                progress=progress,
+            )
+        if as_json:
+            print(json.dumps(report))
+        else:
+            show_conversion(report)
+
+
+@app.command(epilog=example(
+    "check smollm2-135m",
+    "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
+    "check tests/golden/reference_gqa_tied.npz --json",
+))
+def check(
+    src: SRC,
+    dtype: Annotated[
+        list[Dtype] | None, typer.Option(help="May be repeated; float64 and float32 by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Length of the two input rows.")] = 300,
+    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
+    witness: Annotated[bool, typer.Option(help="Let transformers take part.")] = True,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every comparison.")] = False,
+    seed: SEED = 0,
+    as_json: JSON = False,
+) -> None:
+    """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
+    with answering(as_json):
+        from rich.console import Console
+
+        from parity.proof import check as run
+
+        with working() as progress:
+            report = run(
+                src,
+                dtypes=[d.value for d in dtype or (Dtype.float64, Dtype.float32)],
+                tokens=tokens,
+                layout=layout.value,
+                use_witness=witness,
+                seed=seed,
+                progress=progress,
+            )
+        if as_json:
+            print(json.dumps(report.to_json()))
+        else:
+            from parity.report import show
+
+            show(report, Console(), show_all)
+    raise typer.Exit(0 if report.equal else 1)
+
+
+@app.command(epilog=example(
+    'generate smollm2-135m --prompt "def fibonacci(n):" --tokens 48',
+    "generate golden.npz --ids 1,2,3,4 --tokens 8",
+))
+def generate(
+    src: SRC,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
+    stop: Annotated[bool, typer.Option(help="Stop at the model's end tokens.")] = True,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the computation.")] = Dtype.float32,
+    seed: SEED = 0,
+    as_json: JSON = False,
+) -> None:
+    """Continue a prompt with the JAX model."""
+    with answering(as_json):
+        from configs import BadInput
+
+        if (prompt is None) == (ids is None):
+            raise BadInput("give the prompt as text (--prompt) or as ids (--ids 1,2,3), one of them")
+        with working() as progress:
+            answer = continuation(
+                src, prompt, ids, tokens, temperature, top_k, stop, dtype.value, seed, progress
+            )
+        print(json.dumps(answer) if as_json else answer["text"])
+
+
+@app.command(epilog=example("inspect smollm2-135m", "inspect reference-100m --json"))
+def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
+    """What is in SRC: spec, parameters, bytes. Reads headers only."""
+    with answering(as_json):
+        from parity.source import open_source
+
+        with working(quiet=True):
+            facts = inspected(open_source(src, seed=seed))
+        if as_json:
+            print(json.dumps(facts))
+        else:
+            show_facts(facts)
+
+
+@app.command(epilog=example("train configs/runs/tiny.toml", "train my-run.toml --steps 100"))
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML run file; see configs/runs/.")],
+    steps: Annotated[int | None, typer.Option(help="Override the file's number of steps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Override the file's run folder.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
+    with answering(as_json):
+        summary = trained(config, steps=steps, out=out)
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            show_facts(summary)
+
+
+@app.command(epilog=example("demo", "demo --out out/demo"))
+def demo(
+    out: Annotated[Path, typer.Option(help="A new folder for what it writes.")] = Path("out/demo"),
+    steps: Annotated[int, typer.Option(help="Fine-tuning steps.")] = 20,
+) -> None:
+    """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
+    with answering():
+        demonstrate(out, steps)
+
+
+def continuation(
+    src: str,
+    prompt: str | None,
+    ids: str | None,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    stop: bool,
+    dtype: str,
+    seed: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The prompt continued by the JAX model, as text where the source has a tokenizer."""
+    import jax
+    import numpy as np
+
+    import jaxmodel
+    from configs import BadInput
+    from parity import sides
+    from parity.source import open_source
+
+    progress(f"reading {src}")
+    source = open_source(src, seed=seed)
+    tokenizer = source.tokenizer()
+    if prompt is not None and tokenizer is None:
+        raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
+    start = tokenizer.encode(prompt).ids if prompt is not None else numbers(ids or "")
+    if not start:
+        raise BadInput("the prompt is empty: give at least one token to continue")
+    with jax.enable_x64(dtype == "float64"):
+        # Layers one by one: on a CPU they decode several times faster than stacked ones.
+        model = sides.jax_model(source.spec, source.tensors, dtype, "unroll")
+        progress("compiling and decoding")
+        try:
+            out = jaxmodel.generate(
+                model,
+                np.array([start]),
+                tokens,
+                temperature=temperature,
+                top_k=top_k,
+                eos=source.eos if stop else None,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+    new = out[0, len(start) :].tolist()
+    if tokenizer is None:
+        text = ",".join(map(str, new))
+    else:
+        text = tokenizer.decode([*start, *new], skip_special_tokens=False)
+    return {"source": source.name, "prompt_ids": start, "new_ids": new, "text": text}
+
+
+def numbers(text: str) -> list[int]:
+    """Ids written with commas."""
+    from configs import BadInput
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--ids takes whole numbers with commas between them, got {text!r}") from None
+
+
+def inspected(source: Any) -> dict[str, Any]:
+    """The facts of an opened source; the JSON of `inspect`."""
+    from dataclasses import asdict
+
+    from configs import budget
+    from configs.spec import to_json
+
+    count = budget.parameters(source.spec)
+    width = source.dtype.itemsize
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "names": source.dialect,
+        "parameters": {"total": count.total, **asdict(count)},
+        "tensors": len(source.published),
+        "dtype": str(source.dtype),
+        "bytes": {
+            "weights": budget.weight_bytes(source.spec, width),
+            "kv_cache_per_token": budget.kv_cache_bytes(source.spec, 1, 1, width),
+        },
+        "eos": list(source.eos),
+        "carried": sorted(source.carry),
+        "spec": to_json(source.spec),
+        "notes": list(source.notes),
+    }
+
+
+def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
+    """Facts as a table of two columns; nested ones get dotted names."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from flat(f"{name}.{key}" if name else key, inner)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, inner in enumerate(value):
+                yield from flat(f"{name}.{i}", inner)
+        elif isinstance(value, list):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, f"{value:,}" if type(value) is int else str(value)
+
+    table = Table(title=title, box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for row in flat("", facts):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def main() -> None:
+    """The command `jaxtwin`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
