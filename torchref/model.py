@@ -141,8 +141,9 @@ def generate(
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= model.spec.vocab:
         raise ValueError(f"top_k must be in 1 ... {model.spec.vocab}, got {top_k}")
-    ends = torch.as_tensor([] if eos is None else eos, dtype=ids.dtype).reshape(-1)
-    if ((ends < 0) | (ends >= model.spec.vocab)).any():
+    ends = torch.atleast_1d(torch.as_tensor(eos)) if eos is not None else ids.new_zeros(0)
+    whole = not (ends.is_floating_point() or ends.dtype == torch.bool)
+    if not (whole and (ends >= 0).all() and (ends < model.spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {model.spec.vocab - 1}, got {eos}")
     generator = torch.Generator().manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool)
