@@ -1,0 +1,246 @@
+"""Conversion: the same tensors under other names, in other files, and not a value changed.
+
+The proof runs first, on names, shapes and dtypes alone: every source tensor is used exactly once,
+every target is filled exactly once, and the way back gives the names and shapes it started from.
+Then the tensors are pulled through one at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs import BadInput
+from configs.spec import to_json
+from parity import ops, table, writers
+from parity.dialects import HF_LLAMA, to_hf
+from parity.source import IDS, Source, open_source
+from parity.table import Row
+from parity.tensors import Tensor, Tensors, backward, forward, moves
+from parity.writers import nbytes, raw
+
+if TYPE_CHECKING:
+    from jaxmodel import Decoder
+
+Progress = Callable[[str], None]
+
+
+def convert(
+    src: str | os.PathLike[str] | Source,
+    dst: str | os.PathLike[str],
+    to: str = "jax",
+    *,
+    layout: str = "scan",
+    dry_run: bool = False,
+    seed: int = 0,
+    shard: int = writers.SHARD,
+    progress: Progress = lambda step: None,
+) -> dict[str, Any]:
+    """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
+
+    Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and the sha256
+    of every tensor under torchref's name; with `dry_run` instead of those hashes the plan, from
+    which source tensors each target tensor is made, and nothing is written. `layout` is that of a
+    jax target; `seed` is for a preset's random weights; `shard` is the size limit of one HF file.
+
+    In memory at a time: one tensor for hf, whatever the source; for jax and torch the whole model,
+    because Orbax and torch write from memory. A scanned checkpoint is read a stack at a time.
+    BadInput on anything that is wrong with SRC or DST; then nothing is written.
+    """
+    if to not in TARGETS:
+        raise BadInput(f"there is no target {to!r}; known: {', '.join(TARGETS)}")
+    dst = Path(dst)
+    writers.refuse_taken(dst)
+    source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    progress("proving that every tensor has its place")
+    plan = TARGETS[to](source, dst, layout, shard)
+    report = {
+        "source": {
+            "name": source.name,
+            "kind": source.kind,
+            "path": str(source.path) if source.path else None,
+            "dialect": source.dialect,
+        },
+        "target": {"path": str(dst), "to": to} | ({"layout": layout} if to == "jax" else {}),
+        "spec": to_json(source.spec),
+        "tensors": len(source.tensors),
+        "bytes": sum(map(nbytes, source.tensors.values())),
+        "dtype": str(source.dtype),
+        "dry_run": dry_run,
+        "notes": [*source.notes, *plan.notes],
+    }
+    if dry_run:
+        return {**report, "plan": planned(source, plan)}
+    seen: dict[str, str] = {}
+    plan.write(_watched(source, seen, progress), _carried(source))
+    return {**report, "sha256": {name: seen[name] for name in source.tensors}}
+
+
+def hashes(tensors: Tensors) -> dict[str, str]:
+    """The sha256 of every tensor's bytes, in C order."""
+    return {name: _sha256(tensor.read()) for name, tensor in tensors.items()}
+
+
+def decoder(source: Source, *, layout: str = "scan", dtype: Any = None) -> Decoder:
+    """The source as a jaxmodel Decoder, filled tensor by tensor, in its own dtype unless given.
+
+    BadInput for float64 while JAX would narrow it.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxmodel import abstract, axes
+
+    wanted = jnp.dtype(dtype or source.dtype)
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise BadInput(
+            f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
+            "ask for float32"
+        )
+    here = _jax_tensors(source, layout)
+    values = {path: jnp.array(tensor.read(), dtype=dtype) for path, tensor in here.items()}
+    return axes.with_arrays(abstract(source.spec, layout=layout), values)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target tensor and the tensors (by torchref's names) that it is made of."""
+
+    target: str
+    shape: tuple[int, ...]
+    pattern: str
+    made_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A proven way to a target, and how to write it, given the tensors and carried files."""
+
+    steps: Sequence[Step]
+    write: Callable[[Tensors, Mapping[str, bytes]], None]
+    notes: tuple[str, ...] = ()
+
+
+def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    if layout not in table.LAYOUTS:
+        raise BadInput(f"there is no layout {layout!r}; known: {', '.join(table.LAYOUTS)}")
+    rows = table.rows(source.spec, layout)
+    _jax_tensors(source, layout)
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        from jaxmodel import checkpoint
+
+        here = forward(rows, tensors, source.name)
+        arrays = {path: tensor.read() for path, tensor in here.items()}
+        checkpoint.write(dst, source.spec, layout, arrays, carry=carry)
+
+    return Plan([Step(m.here, m.shape_here, m.pattern, m.there) for m in moves(rows)], write)
+
+
+def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    config = to_hf(source.spec, str(source.dtype), source.ids)
+    order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
+    rows = sorted(HF_LLAMA.rows(source.spec), key=lambda row: order[moves([row])[0].here])
+    _and_back(backward(rows, source.tensors, source.name), rows, source)
+    turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {HF_LLAMA.pairs}
+    said = f"rows of Q and K are reordered from {''.join(turned)} to {HF_LLAMA.pairs} rotary pairs"
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        files = {name: data for name, data in carry.items() if name != IDS}
+        writers.write_hf(dst, config, backward(rows, tensors, source.name), files, shard=shard)
+
+    steps = [Step(m.there[0], m.shape_there, ops.flip(m.pattern), (m.here,)) for m in moves(rows)]
+    return Plan(steps, write, (said,) if turned else ())
+
+
+def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    if dst.suffix not in (".pt", ".pth"):
+        raise BadInput(f"a torch checkpoint is one file: name it {dst}.pt")
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'")
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        writers.write_pt(dst, source.spec, tensors, carry)
+
+    unmoved = [
+        Step(name, move.shape_there, " -> ".join([ops.sides(move.pattern)[0]] * 2), (name,))
+        for move in moves(table.rows(source.spec))
+        for name in move.there
+    ]
+    return Plan(unmoved, write)
+
+
+TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {
+    "jax": to_jax,
+    "hf": to_hf_folder,
+    "torch": to_torch,
+}
+
+
+def _jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
+    """The source's tensors by jaxmodel's paths, proven against the model itself and back."""
+    from jaxmodel import checkpoint
+
+    rows = table.rows(source.spec, layout)
+    here = forward(rows, source.tensors, source.name)
+    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in here.items()}, source.name)
+    back = backward(rows, here, source.name)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in source.tensors.items()}
+    return here
+
+
+def _and_back(there: Tensors, rows: Sequence[Row], source: Source) -> None:
+    back = forward(rows, there, source.name)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in source.tensors.items()}
+
+
+def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:
+    """Every target tensor with what it is made of in the file, JSON-able."""
+    return [
+        {
+            "source": list(dict.fromkeys(source.origins[name] for name in step.made_of)),
+            "torchref": list(step.made_of),
+            "pattern": step.pattern,
+            "target": step.target,
+            "shape": list(step.shape),
+            "dtype": str(source.tensors[step.made_of[0]].dtype),
+        }
+        for step in plan.steps
+    ]
+
+
+def _watched(source: Source, seen: dict[str, str], progress: Progress) -> dict[str, Tensor]:
+    """The source's tensors; reading one notes its hash and says how far along it is."""
+    total = len(source.tensors)
+
+    def watch(name: str, tensor: Tensor) -> Tensor:
+        def read() -> np.ndarray:
+            x = tensor.read()
+            if (x.shape, x.dtype) != (tensor.shape, tensor.dtype):
+                raise BadInput(f"{source.name}: {name} is not what its file's header says it is")
+            seen[name] = _sha256(x)
+            if len(seen) % max(1, total // 20) == 0:
+                progress(f"{len(seen)} of {total} tensors")
+            return x
+
+        return replace(tensor, read=read)
+
+    return {name: watch(name, tensor) for name, tensor in source.tensors.items()}
+
+
+def _carried(source: Source) -> dict[str, bytes]:
+    """The carried files' bytes, and the config's token ids as one more file."""
+    out = {n: d if isinstance(d, bytes) else d.read_bytes() for n, d in source.carry.items()}
+    return {**out, IDS: json.dumps(dict(source.ids)).encode()} if source.ids else out
+
+
+def _sha256(x: np.ndarray) -> str:
+    return hashlib.sha256(raw(x)).hexdigest()

@@ -1,0 +1,56 @@
+"""Published namings of the same tensors, one file each, and what their files say of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs import BadInput, Model
+from parity.dialects.base import Dialect
+from parity.dialects.gguf_llama import GGUF_LLAMA, NAMESPACES, from_gguf
+from parity.dialects.hf_llama import HF_LLAMA, from_hf, to_hf
+from parity.dialects.reference import REFERENCE, from_reference
+
+DIALECTS = {dialect.name: dialect for dialect in (REFERENCE, HF_LLAMA, GGUF_LLAMA)}
+MODEL_TYPES: dict[str, tuple[Dialect, Callable[..., Model]]] = {"llama": (HF_LLAMA, from_hf)}
+ARCHITECTURES: dict[str, tuple[Dialect, Callable[..., Model]]] = {"llama": (GGUF_LLAMA, from_gguf)}
+
+
+def of_model_type(config: Mapping[str, Any], where: str) -> tuple[Dialect, Callable[..., Model]]:
+    """The dialect of a config.json's model_type and how to read it; refused by name if unknown."""
+    inner = config.get("text_config")
+    nested = inner.get("model_type") if isinstance(inner, Mapping) else None
+    return _known(MODEL_TYPES, config.get("model_type", nested), "model_type", where)
+
+
+def of_architecture(
+    metadata: Mapping[str, Any], where: str
+) -> tuple[Dialect, Callable[..., Model]]:
+    """The dialect of a GGUF's general.architecture and how to read it; refused if unknown."""
+    key = "general.architecture"
+    return _known(ARCHITECTURES, metadata.get(key), key, where)
+
+
+def _known(table: Mapping[str, Any], name: Any, key: str, where: str) -> Any:
+    if name in table:
+        return table[name]
+    said = f"{key} {name!r} is not supported" if name is not None else f"{key} is missing"
+    raise BadInput(f"{where}: {said}; supported: {', '.join(sorted(table))}")
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "DIALECTS",
+    "GGUF_LLAMA",
+    "HF_LLAMA",
+    "MODEL_TYPES",
+    "NAMESPACES",
+    "REFERENCE",
+    "Dialect",
+    "from_gguf",
+    "from_hf",
+    "from_reference",
+    "of_architecture",
+    "of_model_type",
+    "to_hf",
+]

@@ -1,0 +1,152 @@
+"""Lazy readers, continued: GGUF files, and models at rest of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs import BadInput, Model
+from configs.spec import from_json
+from parity import files, table
+from parity.tensors import Tensor, backward
+
+BATCH = 128 * 2**20  # bytes of a checkpoint's arrays that are read at once
+
+
+def gguf_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A GGUF's metadata, and its tensors as float32 (dequantized where they are quantized).
+
+    The `gguf` package reads and dequantizes. BadInput on a damaged file and, from the header alone,
+    on a tensor type that it cannot dequantize.
+    """
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # the package raises many kinds on a damaged file
+        raise BadInput(f"{path} cannot be read as GGUF: {error}") from None
+    kinds: dict[Any, list[str]] = {}
+    for tensor in reader.tensors:
+        kinds.setdefault(tensor.tensor_type, []).append(tensor.name)
+    if odd := [
+        f"  {kind.name}: {', '.join(names[:4])}"
+        for kind, names in kinds.items()
+        if not _dequantizable(kind)
+    ]:
+        raise BadInput(f"{path} holds tensors that cannot be dequantized:\n" + "\n".join(odd))
+
+    def read_one(tensor: Any) -> Callable[[], np.ndarray]:
+        def read() -> np.ndarray:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            return np.array(values, np.float32).reshape(shape(tensor))
+
+        return read
+
+    def shape(tensor: Any) -> tuple[int, ...]:
+        return tuple(map(int, reversed(tensor.shape.tolist())))  # GGUF counts from the last axis
+
+    dtype = np.dtype(np.float32)
+    return metadata, {t.name: Tensor(shape(t), dtype, read_one(t)) for t in reader.tensors}
+
+
+def _dequantizable(kind: Any) -> bool:
+    """Whether the package can, tried on one block of zeros."""
+    import gguf
+
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def pt_file(path: Path) -> tuple[Model, dict[str, Tensor], dict[str, bytes]]:
+    """A .pt of ours: {"format": 1, "spec": {...}, "state": {...}, "files": {...}}.
+
+    The tensors have torchref's names; `files` (the tokenizer, ...) are byte tensors by file name.
+    """
+    data = files.torch_load(path)
+    if not isinstance(data, dict) or "spec" not in data or "state" not in data:
+        raise BadInput(
+            f"{path} does not say what model its tensors are of. A .pt of ours holds format, spec "
+            "and state; other weights go in a folder, as pytorch_model.bin beside their config.json"
+        )
+    if data.get("format") != 1:
+        raise BadInput(f"{path}: format {data.get('format')!r} is not known; this version reads 1")
+    if odd := sorted(data.keys() - {"format", "spec", "state", "files"}):
+        raise BadInput(f"{path} holds what nothing would read: {', '.join(map(str, odd))}")
+    tensors = files.torch_tensors(data["state"], path)
+    carried = data.get("files", {})
+    try:
+        carry = {str(name): value.numpy().tobytes() for name, value in carried.items()}
+    except AttributeError:
+        raise BadInput(f"{path}: files must hold byte tensors by file name") from None
+    return from_json(data["spec"], str(path)), tensors, carry
+
+
+def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """What a folder of ours says of itself, and its tensors under torchref's names."""
+    from jaxmodel import checkpoint
+
+    saved = checkpoint.describe(folder)
+    sizes = {p: int(np.prod(x.shape)) * x.dtype.itemsize for p, x in saved.shapes.items()}
+    rows = table.rows(saved.spec, saved.layout)
+    order = [move.here for row in rows for move in row.moves() if move.here in sizes]
+    held: dict[str, np.ndarray] = {}
+
+    def read_one(path: str) -> Callable[[], np.ndarray]:
+        """Several small neighbours are read at once: each call has a cost of its own."""
+
+        def read() -> np.ndarray:
+            if path not in held:
+                held.clear()
+                paths, total = [path], sizes[path]
+                for after in order[order.index(path) + 1 :]:
+                    total += sizes[after]
+                    if total > BATCH:
+                        break
+                    paths.append(after)
+                held.update(checkpoint.read(folder, paths, step=saved.step))
+            return held.pop(path)
+
+        return read
+
+    here = {p: Tensor(tuple(x.shape), x.dtype, read_one(p)) for p, x in saved.shapes.items()}
+    return saved, backward(rows, here, str(folder))
+
+
+def golden_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """The weights and gradients of a golden .npz by the reference's names, and its other records:
+
+    config (JSON text), ids (b t), logits (b t v), loss, and for each recorded generation its
+    prompt, its ids and the eos it was given. BadInput when any is missing or not known.
+    """
+    parts: dict[str, dict[str, Tensor]] = {"weight": {}, "grad": {}, "generate": {}, "": {}}
+    for name, tensor in files.npz_file(path).items():
+        part, _, rest = name.rpartition("/")
+        if part not in parts:
+            raise BadInput(f"{path}: {name!r} is not known in a golden file")
+        parts[part][rest] = tensor
+        if part in ("weight", "grad") and tensor.dtype not in files.FLOATS.values():
+            raise BadInput(f"{path}: {name} is {tensor.dtype}, no dtype of weights")
+    eight = {"greedy8_from_first4": None, "greedy8_with_eos": "eos_id", "greedy_to_context": None}
+    wanted = {"": {"config", "ids", "logits", "loss"}, "generate": {*eight, "eos_id"}}
+    for part, names in wanted.items():
+        if odd := sorted(names ^ parts[part].keys()):
+            raise BadInput(f"{path} is not a golden file: {', '.join(odd)} missing or not known")
+    recorded: dict[str, Any] = {name: tensor.read() for name, tensor in parts[""].items()}
+    generated = {name: tensor.read() for name, tensor in parts["generate"].items()}
+    recorded["loss"] = float(recorded["loss"])
+    recorded["generate"] = {
+        name: {
+            "prompt": recorded["ids"][:, :4],
+            "ids": generated[name],
+            "eos": int(generated[eos]) if eos else None,
+        }
+        for name, eos in eight.items()
+    }
+    return parts["weight"], parts["grad"], recorded

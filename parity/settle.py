@@ -1,0 +1,97 @@
+"""What published files hold twice or too much, settled before the proof: tied heads and buffers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from configs import BadInput, Model
+from configs.spec import Rope
+from parity.dialects.base import Dialect
+from parity.tensors import Tensor
+
+FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope\.freqs$")
+FACTORS = "rope_freqs.weight"  # GGUF: what each frequency is divided by
+
+
+def settled(
+    tensors: Mapping[str, Tensor], spec: Model, dialect: Dialect, where: str, notes: list[str]
+) -> dict[str, Tensor]:
+    """The published tensors without buffers and second copies; adds notes on what was left out.
+
+    BadInput where something left out would say otherwise than the config.
+    """
+    kept = without_tables(tensors, spec, where, notes)
+    return tied_once(kept, spec, dialect, where, notes) if spec.tied else kept
+
+
+def without_tables(
+    tensors: Mapping[str, Tensor], spec: Model, where: str, notes: list[str]
+) -> dict[str, Tensor]:
+    """Without the rotary tables that old code saved, each compared with the spec's own first."""
+    tables = [name for name in tensors if FREQUENCIES.search(name) or name == FACTORS]
+    ropes = {(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None}
+    for name in tables:
+        if not any(agrees(name, tensors[name], rope, width) for rope, width in ropes):
+            raise BadInput(
+                f"{where}: the rotary frequencies stored in {name} are not those of the config "
+                f"({', '.join(f'base {rope.base}' for rope, _ in ropes) or 'no rotary positions'})"
+            )
+    if tables:
+        notes.append(f"{len(tables)} stored rotary tables agree with the config and are left out")
+    return {name: tensor for name, tensor in tensors.items() if name not in tables}
+
+
+def agrees(name: str, stored: Tensor, rope: Rope, width: int) -> bool:
+    """Whether a stored table is the spec's, as closely as its dtype and its making allow.
+
+    base^(-2i/h) is computed in float32: rounding the exponent moves the power by log(base)
+    roundings, and the power and the division add one each. Then it is rounded to its dtype.
+    """
+    if stored.shape != (width // 2,):
+        return False
+    got = stored.read().astype(np.float64)
+    if name == FACTORS:
+        return bool((got == 1).all())
+    want = rope.base ** (-np.arange(0, width, 2) / width)
+    eps = 2.0 ** {"bfloat16": -8, "float16": -11, "float32": -24, "float64": -53}[str(stored.dtype)]
+    room = want * ((math.log(rope.base) + 2) * 2.0**-24 + eps)
+    # float16's spacing near 0 is 2^-24
+    room += 2.0**-25 if stored.dtype == np.float16 else 0
+    return bool((np.abs(got - want) <= room).all())
+
+
+def tied_once(
+    tensors: Mapping[str, Tensor], spec: Model, dialect: Dialect, where: str, notes: list[str]
+) -> dict[str, Tensor]:
+    """One embedding under its own name, whichever of the two tied names the file has.
+
+    BadInput when it has both and they differ: such a model was never tied, whatever its config
+    says, and taking either would lose the other.
+    """
+    embed, head = dialect.published("embed.weight"), dialect.published("head.weight")
+    out = dict(tensors)
+    if head not in out:
+        return out
+    if embed not in out:
+        notes.append(f"{embed} is tied and was saved as {head} alone; taken from there")
+        out[embed] = out.pop(head)
+        return out
+    one, other = out[embed], out[head]
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or not same_bits(one, other):
+        raise BadInput(
+            f"{where}: the config says that embeddings are tied, and {head} is there and differs "
+            f"from {embed}; set tie_word_embeddings to false if the head is one of its own"
+        )
+    notes.append(f"{head} is there beside {embed} and equal, as tied weights are; kept once")
+    del out[head]
+    return out
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same bits; -0.0 is not 0.0 here, and a NaN is itself."""
+    a, b = (np.ascontiguousarray(tensor.read()).view(np.uint8) for tensor in (one, other))
+    return np.array_equal(a, b)

@@ -1,0 +1,163 @@
+"""Writers: complete or not at all, tensor by tensor where the format allows it.
+
+Everything is written into a hidden sibling, renamed at the end: a killed write leaves nothing that
+loads as complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from configs import BadInput, Model
+from configs.spec import to_json
+from parity.files import FLOATS
+from parity.tensors import Tensor, Tensors
+
+SHARD = 5_000_000_000  # bytes of tensors in one file, at most
+
+
+def refuse_taken(dst: Path) -> None:
+    """A BadInput where something is already: nothing is ever overwritten."""
+    if dst.is_dir() and not any(dst.iterdir()):
+        return
+    if dst.exists() or dst.is_symlink():
+        raise BadInput(f"{dst} exists and is not an empty folder; name another or remove it first")
+
+
+@contextlib.contextmanager
+def appearing(dst: Path) -> Iterator[Path]:
+    """A hidden sibling to write to (nothing is there yet), renamed to `dst` once all went well."""
+    refuse_taken(dst)
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    hidden = dst.with_name(f".{dst.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        yield hidden
+        if dst.is_dir():
+            dst.rmdir()
+        os.replace(hidden, dst)
+    except BaseException:
+        if hidden.is_dir():
+            shutil.rmtree(hidden, ignore_errors=True)
+        hidden.unlink(missing_ok=True)
+        raise
+
+
+def write_hf(
+    dst: Path,
+    config: Mapping[str, Any],
+    tensors: Tensors,
+    carry: Mapping[str, bytes],
+    *,
+    shard: int = SHARD,
+) -> None:
+    """A complete Hugging Face folder.
+
+    Tensors are read one at a time, in the order given, and written where they belong, so one of
+    them is in memory at a time. More than `shard` bytes of them make several files with an index.
+    """
+    groups = grouped(tensors, shard)
+    with appearing(dst) as hidden:
+        hidden.mkdir()
+        for name, data in carry.items():
+            (hidden / name).write_bytes(data)
+        write_safetensors({hidden / file: names for file, names in groups.items()}, tensors)
+        if len(groups) > 1:
+            index = {
+                "metadata": {"total_size": sum(map(nbytes, tensors.values()))},
+                "weight_map": {n: file for file, names in groups.items() for n in sorted(names)},
+            }
+            write_json(hidden / "model.safetensors.index.json", index)
+        write_json(hidden / "config.json", config)  # last: nothing reads a folder without it
+
+
+def grouped(tensors: Tensors, shard: int) -> dict[str, list[str]]:
+    """Names by file: as many tensors as fit in `shard` bytes (at least one) in each."""
+    groups: list[list[str]] = [[]]
+    room = shard
+    for name, tensor in tensors.items():
+        room -= nbytes(tensor)
+        if room < 0 and groups[-1]:
+            groups.append([])
+            room = shard - nbytes(tensor)
+        groups[-1].append(name)
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    total = len(groups)
+    return {f"model-{i:05}-of-{total:05}.safetensors": g for i, g in enumerate(groups, 1)}
+
+
+def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> None:
+    """Safetensors files, each with its named tensors, filled in the order of `tensors`.
+
+    The library writes only what is in memory as a whole; this is the same file, byte for byte.
+    """
+    with contextlib.ExitStack() as stack:
+        places: dict[str, tuple[BinaryIO, int]] = {}
+        for path, names in layout.items():
+            header, starts = safetensors_header({name: tensors[name] for name in names})
+            file: BinaryIO = stack.enter_context(path.open("wb"))
+            file.write(header)
+            places |= {name: (file, len(header) + start) for name, start in starts.items()}
+        for name, tensor in tensors.items():
+            file, at = places[name]
+            file.seek(at)
+            file.write(raw(tensor.read()))
+
+
+def safetensors_header(tensors: Tensors) -> tuple[bytes, dict[str, int]]:
+    """The header of a file with these tensors, and where the bytes of each start behind it.
+
+    A length, then JSON padded to 8 bytes; widest dtype first, then by name, as the library does.
+    """
+    codes = {dtype: code for code, dtype in FLOATS.items()}
+    order = list(FLOATS)
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts, end = {}, 0
+    for name in sorted(tensors, key=lambda n: (order.index(codes[tensors[n].dtype]), n)):
+        tensor = tensors[name]
+        starts[name], end = end, end + nbytes(tensor)
+        entries[name] = {
+            "dtype": codes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [starts[name], end],
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, starts
+
+
+def raw(x: np.ndarray) -> memoryview:
+    """The bytes of an array in C order, copied only if need be."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+
+
+def nbytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+    """A .pt of ours: see readers.pt_file. torch writes it from memory, so all of it is there."""
+    import torch
+
+    from parity import bridge
+
+    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    files = {n: torch.frombuffer(bytearray(b), dtype=torch.uint8) for n, b in carry.items() if b}
+    data = {"format": 1, "spec": to_json(spec), "state": state, "files": files}
+    with appearing(dst) as hidden:
+        torch.save(data, hidden)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
