@@ -64,12 +64,13 @@ def write(
     and is not empty, when a carried name is not a plain file name, or when the arrays are not the
     spec's.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # Orbax takes no other
+    arrays = dict(arrays)
     prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
     with _appearing(folder) as hidden:
         _write_header(hidden, spec, layout, carry or {})
         with storage():
-            ocp.save_checkpointables(hidden / str(step), {PARAMS: dict(arrays)})
+            ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
 
 
 def begin(
@@ -93,7 +94,7 @@ def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Save
     BadInput when it is not one of ours, has no (such) complete step, or its arrays are not the
     spec's.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     spec, layout = header(folder)
     known = steps(folder)
     if not known:
@@ -131,7 +132,7 @@ def read(
             raise BadInput(f"{folder} holds no {path!r}; {nearest(path, saved.shapes)}")
     if not paths:
         return {}
-    where = Path(folder) / str(saved.step)
+    where = Path(folder).absolute() / str(saved.step)
     if shardings is None:
         wanted: dict[str, Any] = dict.fromkeys(paths, np.ndarray)
     else:
@@ -277,9 +278,9 @@ def _appearing(folder: Path) -> Iterator[Path]:
 
 
 def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
-    for name, data in carry.items():
+    for name, content in carry.items():
         if Path(name).name != name or name in ("", ".", "..", HEADER) or name.isdigit():
             raise BadInput(f"{name!r} cannot be carried along: it must be a plain file name")
-        (folder / name).write_bytes(data)
+        (folder / name).write_bytes(content)
     data = {"format": FORMAT, "spec": to_json(spec), "layout": layout}
     (folder / HEADER).write_text(json.dumps(data, indent=1) + "\n")

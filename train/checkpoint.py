@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from configs import BadInput
-from jaxmodel import axes
 from jaxmodel import checkpoint as at_rest
 from train.step import Plan, State, start
 
@@ -97,7 +96,7 @@ def restore(folder: str | os.PathLike[str], plan: Plan) -> tuple[int, State, dic
     folder = Path(folder).absolute()
     step = at_rest.describe(folder).step
     where = folder / str(step)
-    abstract = jax.eval_shape(lambda given: start(plan, given), axes.arrays(plan.model))
+    abstract = jax.eval_shape(lambda given: start(plan.optimizer, given), plan.masters)
     target = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         abstract,

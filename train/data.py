@@ -13,7 +13,7 @@ import os
 import sysconfig
 import tokenize
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,25 +62,29 @@ def documents(max_bytes: int) -> list[str]:
     return texts
 
 
-def tokens(config: Data, vocab: int, carry: Mapping[str, bytes], cache: Path) -> Tokens:
-    """The text as ids of the checkpoint's tokenizer.json, or as bytes where it has none.
+def tokens(
+    config: Data, vocab: int, tokenizer: bytes | None, eos: Sequence[int], cache: Path
+) -> Tokens:
+    """The text as ids of that tokenizer.json, or as bytes where there is none.
 
-    Read from `cache` when the same text was tokenized before. BadInput when an id falls outside the
-    vocabulary: JAX would clamp or wrap it without a word.
+    A document ends with `data.eos`, or else with the first of the checkpoint's own `eos` (bytes:
+    with 256). Read from `cache` when the same text was tokenized before. BadInput when no id ends a
+    document, or an id falls outside the vocabulary: JAX would clamp or wrap it silently.
     """
     texts = documents(config.max_bytes)
-    given = carry.get("tokenizer.json")
-    if given is None:
-        end = BYTES if config.eos is None else config.eos
-    else:
-        tokenizer = tokenizers.Tokenizer.from_str(given.decode())
-        end = end_of_document(tokenizer, carry) if config.eos is None else config.eos
-    key = json.dumps([end, tokenizers.__version__, texts]).encode() + (given or b"")
+    if config.eos is not None:
+        eos = [config.eos]
+    elif tokenizer is None:
+        eos = [BYTES]
+    if not eos:
+        raise BadInput("the checkpoint names no end token; set data.eos to what ends a document")
+    end = eos[0]
+    key = json.dumps([end, tokenizers.__version__, texts]).encode() + (tokenizer or b"")
     name = hashlib.sha256(key).hexdigest()[:16]
     path = cache / f"{name}.npy"
     if path.exists():
         return Tokens(_checked(np.load(path, mmap_mode="r"), end, vocab), end, name)
-    parts = _bytes(texts) if given is None else _encoded(tokenizer, texts)
+    parts = _bytes(texts) if tokenizer is None else _encoded(tokenizer, texts)
     stop = np.array([end], np.int32)
     ids = _checked(np.concatenate([x for part in parts for x in (part, stop)]), end, vocab)
     cache.mkdir(parents=True, exist_ok=True)
@@ -90,26 +94,15 @@ def tokens(config: Data, vocab: int, carry: Mapping[str, bytes], cache: Path) ->
     return Tokens(ids, end, name)
 
 
-def end_of_document(tokenizer: tokenizers.Tokenizer, carry: Mapping[str, bytes]) -> int:
-    """The id that ends a document, from the files beside the tokenizer; never a guess."""
-    for file, key in (("generation_config.json", "eos_token_id"), ("config.json", "eos_token_id")):
-        found = json.loads(carry[file]).get(key) if file in carry else None
-        if found is not None:
-            return int(found[0] if isinstance(found, list) else found)
-    if "tokenizer_config.json" in carry:
-        token = json.loads(carry["tokenizer_config.json"]).get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        found = tokenizer.token_to_id(token) if token else None
-        if found is not None:
-            return int(found)
-    raise BadInput("the checkpoint names no end token; set data.eos to the id that ends a document")
-
-
 def _bytes(texts: list[str]) -> list[np.ndarray]:
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
 
-def _encoded(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[np.ndarray]:
+def _encoded(file: bytes, texts: list[str]) -> list[np.ndarray]:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(file)
+    except Exception as error:  # the library raises nothing more exact
+        raise BadInput(f"the checkpoint's tokenizer.json cannot be read: {error}") from None
     # The file may carry a chat's settings: truncation, padding, tokens added in front.
     tokenizer.no_truncation()
     tokenizer.no_padding()

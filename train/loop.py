@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class Start:
     # None: random values from the run's seed.
     arrays: Callable[[], Mapping[str, np.ndarray]] | None = None
     carry: Mapping[str, bytes] = field(default_factory=dict)  # tokenizer.json and the like
+    eos: Sequence[int] = ()  # the ids that end a text; the first of them ends a document
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,19 @@ def run(
     devices = mesh.build(config.mesh)
     plan = step.plan(config, start.spec, devices)
     folder = _folder(config, start)
-    text = data.tokens(config.data, start.spec.vocab, start.carry, folder / "tokens")
+    text = data.tokens(
+        config.data,
+        start.spec.vocab,
+        start.carry.get("tokenizer.json"),
+        start.eos,
+        folder / "tokens",
+    )
     feed = data.Feed(config, text, devices)
     with checkpoint.Saver(folder, config.keep) as saver:
         resumed, state = _state(config, start, plan, folder, feed)
         _introduce(config, plan, text, resumed, console)
         began = time.perf_counter()
-        compiled = step.make(plan).lower(state, step.shapes(plan, config)).compile()
+        compiled = step.make(plan).lower(state, step.shapes(plan)).compile()
         compile_seconds = time.perf_counter() - began
         console.print(f"compiled in {compile_seconds:.1f} s")
         report = Report(config, resumed, on_step, console)
@@ -197,7 +204,7 @@ def _state(
         feed.restore(place)
         return resumed, state
     if start.arrays is None:
-        return 0, step.fresh(plan, start.spec, config.layout, config.seed)
+        return 0, step.fresh(plan)
     return 0, step.placed(plan, start.arrays())
 
 
@@ -206,7 +213,8 @@ def _introduce(
 ) -> None:
     sizes = " x ".join(f"{axis} {n}" for axis, n in plan.mesh.shape.items())
     kind = plan.mesh.devices.flat[0].device_kind
-    console.print(f"{config.model}: {plan.parameters:,} parameters on {sizes} ({kind})")
+    total = sum(x.size for x in plan.masters.values())
+    console.print(f"{config.model}: {total:,} parameters on {sizes} ({kind})")
     for note in plan.notes:
         console.print(note)
     console.print(f"{len(text.ids):,} tokens of text, {config.batch} x {config.length} a step")

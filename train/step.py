@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
+from configs import BadInput
 from configs.runs import Training
 from configs.spec import Model
 from jaxmodel import axes
+from jaxmodel.checkpoint import prove
 from jaxmodel.model import Decoder
 from train import loss, mesh, optim
 
@@ -61,6 +63,7 @@ class Metrics:
 class Plan:
     """All that is settled before the first step, without any array being made."""
 
+    run: Training
     model: Decoder  # shapes alone; gives the forward its structure
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
@@ -68,69 +71,84 @@ class Plan:
     params: dict[str, NamedSharding]
     state: Any  # State of shardings
     compute: Any
-    accumulate: int
     notes: list[str]
 
     @property
-    def parameters(self) -> int:
-        """How many there are, a tied one once."""
-        return sum(x.size for x in axes.arrays(self.model).values())
+    def masters(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Every parameter's shape and dtype by its path."""
+        return axes.arrays(self.model)
 
 
 def plan(run: Training, spec: Model, devices: Mesh, *, dtype: Any = jnp.float32) -> Plan:
-    """The run's plan for that model on that mesh; `dtype` is the masters'. BadInput if unfit.
+    """The run's plan for that model on that mesh. BadInput when they do not fit.
 
-    Tests ask for float64 masters, which then compute in float64 too.
+    `dtype` is the masters' and for tests alone: float64 masters compute in float64 too.
     """
     model = nnx.eval_shape(
         lambda: Decoder(spec, rngs=nnx.Rngs(0), dtype=dtype, layout=run.layout, remat=run.remat)
     )
+    masters = axes.arrays(model)
     letters = axes.letters(model)
-    shapes = axes.arrays(model)
-    shardings, notes = mesh.parameters(letters, {p: x.shape for p, x in shapes.items()}, devices)
+    shardings, notes = mesh.parameters(letters, {p: x.shape for p, x in masters.items()}, devices)
     optimizer = optim.build(run.optimizer, run.steps, letters)
-    moments = jax.eval_shape(optimizer.init, shapes)
-    number = mesh.replicated(devices)
+    state = jax.eval_shape(lambda params: start(optimizer, params), masters)
     return Plan(
+        run=run,
         model=model,
         optimizer=optimizer,
         rate=optim.rate(run.optimizer, run.steps),
         mesh=devices,
         params=shardings,
-        state=State(shardings, mesh.like(moments, devices, shardings), number, number),
+        state=mesh.like(state, devices, shardings),
         compute=jnp.dtype(run.compute) if dtype == jnp.float32 else jnp.dtype(dtype),
-        accumulate=run.accumulate,
         notes=notes,
     )
 
 
-def start(plan: Plan, params: Params) -> State:
+def start(optimizer: optax.GradientTransformation, params: Params) -> State:
     """The state before the first step."""
     zero = jnp.zeros((), jnp.int32)
-    return State(params, plan.optimizer.init(params), zero, zero)
+    return State(params, optimizer.init(params), zero, zero)
 
 
-def fresh(plan: Plan, spec: Model, layout: str, seed: int) -> State:
-    """Random parameters, made where they will live; the same values on any mesh."""
+def fresh(plan: Plan) -> State:
+    """Random parameters from the run's seed, made where they will live; the same on any mesh."""
 
     def make() -> State:
-        dtype = plan.model.embed.weight.dtype
-        model = Decoder(spec, rngs=nnx.Rngs(seed), dtype=dtype, layout=layout)
-        return start(plan, axes.arrays(model))
+        model = Decoder(
+            plan.model.spec,
+            rngs=nnx.Rngs(plan.run.seed),
+            dtype=plan.model.embed.weight.dtype,
+            layout=plan.run.layout,
+        )
+        return start(plan.optimizer, axes.arrays(model))
 
     return jax.jit(make, out_shardings=plan.state)()
 
 
 def placed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> State:
-    """Given parameters (host arrays by path), each device taking its own part."""
-    masters = {path: x.dtype for path, x in axes.arrays(plan.model).items()}
-    params = {
-        path: jax.make_array_from_callback(
-            x.shape, plan.params[path], lambda at, x=x, path=path: x[at].astype(masters[path])
+    """Given parameters (host arrays by path), each device taking its own part.
+
+    Narrower ones are widened to the masters' dtype, which changes no value. BadInput when they are
+    not the model's, or wider.
+    """
+    where = f"what {plan.run.model} gave"
+    prove(plan.model.spec, plan.run.layout, {path: x.shape for path, x in arrays.items()}, where)
+    masters = plan.masters
+    for path, x in arrays.items():
+        if jnp.promote_types(x.dtype, masters[path].dtype) != masters[path].dtype:
+            raise BadInput(
+                f"{where}: {path} is {x.dtype}, which {masters[path].dtype} would narrow"
+            )
+
+    def part(path: str) -> jax.Array:
+        x, dtype = arrays[path], masters[path].dtype
+        return jax.make_array_from_callback(
+            x.shape, plan.params[path], lambda at: x[at].astype(dtype)
         )
-        for path, x in arrays.items()
-    }
-    return jax.jit(lambda given: start(plan, given), out_shardings=plan.state)(params)
+
+    params = {path: part(path) for path in arrays}
+    return jax.jit(lambda given: start(plan.optimizer, given), out_shardings=plan.state)(params)
 
 
 def gradients(plan: Plan, params: Params, batch: Batch) -> tuple[Float[Array, ""], Params]:
@@ -150,7 +168,7 @@ def gradients(plan: Plan, params: Params, batch: Batch) -> tuple[Float[Array, ""
         logits = model(rows.ids, positions=rows.positions, segments=rows.segments)
         return loss.mean(logits, rows.labels, count)
 
-    k = plan.accumulate
+    k = plan.run.accumulate
     if k == 1:
         return part(params, batch)
     # Every k-th row, so that each device keeps its own rows and none travel.
@@ -163,14 +181,15 @@ def gradients(plan: Plan, params: Params, batch: Batch) -> tuple[Float[Array, ""
     return jax.lax.scan(add, zeros, parts)[0]
 
 
-def shapes(plan: Plan, run: Training) -> Batch:
+def shapes(plan: Plan) -> Batch:
     """What a batch will look like, to compile for."""
-    rows = jax.ShapeDtypeStruct((run.batch, run.length), jnp.int32, sharding=mesh.rows(plan.mesh))
+    shape = (plan.run.batch, plan.run.length)
+    rows: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=mesh.rows(plan.mesh))
     return Batch(rows, rows, rows, rows)
 
 
-def make(plan: Plan) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """The compiled step. It takes the state's buffers over: the state given is gone afterwards.
+def make(plan: Plan) -> jax.stages.Wrapped:
+    """The jitted step: State, Batch -> State, Metrics. The state given is gone afterwards.
 
     A step whose loss or gradient is not finite changes nothing but the counts: no parameter, no
     moment, no place in the schedule.
