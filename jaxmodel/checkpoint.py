@@ -103,10 +103,10 @@ def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Save
         step = known[-1]
     if step not in known:
         raise BadInput(f"{folder} has no complete step {step}; complete: {known}")
-    try:
-        stored = ocp.checkpointables_metadata(folder / str(step)).metadata[PARAMS]
-    except Exception as error:  # Orbax raises many kinds on a damaged step
-        raise BadInput(f"{folder / str(step)} cannot be read: {error}") from error
+    with readable(folder / str(step)):
+        stored = ocp.checkpointables_metadata(folder / str(step)).metadata.get(PARAMS)
+        if stored is None:  # Orbax's answer to a damaged one, besides a warning
+            raise ValueError("it has no readable params")
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
     prove(spec, layout, {path: x.shape for path, x in shapes.items()}, f"{folder / str(step)}")
     return Saved(spec, layout, step, shapes)
@@ -143,11 +143,8 @@ def read(
             for path in paths
             for s in [saved.shapes[path]]
         }
-    try:
-        with storage(partial=True):
-            return ocp.load_checkpointables(where, {PARAMS: wanted})[PARAMS]
-    except Exception as error:
-        raise BadInput(f"{where} cannot be read: {error}") from error
+    with readable(where), storage(partial=True):
+        return ocp.load_checkpointables(where, {PARAMS: wanted})[PARAMS]
 
 
 def load(
@@ -259,6 +256,15 @@ def storage(*, partial: bool = False) -> ocp.Context:
     context.memory.deepcopy_host_arrays = False
     context.pytree.loading.partial_load = partial
     return context
+
+
+@contextlib.contextmanager
+def readable(step: Path) -> Iterator[None]:
+    """Whatever Orbax raises on damaged files (many kinds, at length) as one BadInput."""
+    try:
+        yield
+    except Exception as error:
+        raise BadInput(f"{step} cannot be read: {str(error)[:200]}") from error
 
 
 @contextlib.contextmanager

@@ -104,11 +104,8 @@ def restore(folder: str | os.PathLike[str], plan: Plan) -> tuple[int, State, dic
     )
     wanted = parts(target)
     _prove(wanted, ocp.checkpointables_metadata(where).metadata, where)
-    try:
-        with at_rest.storage():
-            found = ocp.load_checkpointables(where, {**wanted, "data": None})
-    except Exception as error:  # Orbax raises many kinds on damaged files
-        raise BadInput(f"{where} cannot be read: {error}") from error
+    with at_rest.readable(where), at_rest.storage():
+        found = ocp.load_checkpointables(where, {**wanted, "data": None})
     names = named(target.opt_state)
     shape = jax.tree.structure(target.opt_state)
     opt_state = jax.tree.unflatten(shape, [found["opt_state"][name] for name in names])
