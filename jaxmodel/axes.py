@@ -8,6 +8,7 @@ installs its resolver.
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -45,12 +46,18 @@ class Maker:
     def matrix(self, name: str, letters: str, std: float | None = None) -> nnx.Param:
         """Normal values of the given spread (the model's own where none is given)."""
         shape = tuple(self.sizes[a] for a in letters.split())
-        values = jax.random.normal(self.within(name).key, shape, jnp.float32)
-        return nnx.Param((values * (std or self.std)).astype(self.dtype), letters=letters)
+        values = draw(self.within(name).key, shape, std or self.std, self.dtype)
+        return nnx.Param(values, letters=letters)
 
     def ones(self, letters: str) -> nnx.Param:
         shape = tuple(self.sizes[a] for a in letters.split())
         return nnx.Param(jnp.ones(shape, self.dtype), letters=letters)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def draw(key: jax.Array, shape: tuple[int, ...], std: float, dtype: jnp.dtype) -> jax.Array:
+    """Normal values, always compiled as one: op by op, the last bit of some would be another."""
+    return (jax.random.normal(key, shape, jnp.float32) * std).astype(dtype)
 
 
 def params(model: nnx.Module) -> dict[str, nnx.Param]:

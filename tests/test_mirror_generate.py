@@ -148,11 +148,14 @@ def test_refused(generate: Generate, case: str) -> None:
 def test_an_eos_that_is_no_integer(side: str, eos: Any) -> None:
     """It is not rounded to one. Under test the signatures would refuse it first: they are off."""
     model = counting(12)
-    with pytest.raises(ValueError, match="eos must be in 0 ... 11, got"):
+
+    def run() -> Any:
         if side == "torchref":
-            inspect.unwrap(torchref.generate)(model, torch.tensor([[1]]), 1, eos=eos)
-        else:
-            inspect.unwrap(sample.check_sampling)(model.spec, 1, 0.0, None, eos)
+            return inspect.unwrap(torchref.generate)(model, torch.tensor([[1]]), 1, eos=eos)
+        return inspect.unwrap(sample.check_sampling)(model.spec, 1, 0.0, None, eos)
+
+    with pytest.raises(ValueError, match=r"eos must be in 0 ... 11, got"):
+        run()
 
 
 @pytest.mark.parametrize("ids", [[[12]], [[-1]], [[0] * 17]])
