@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import BadInput
-from parity.tensors import Tensor
+from parity.tensors import Tensor, listed
 
 FLOATS: dict[str, np.dtype] = {  # in the order of safetensors' own files
     "F64": np.dtype(np.float64),
@@ -33,23 +33,31 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preferen
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. A key given twice is refused: readers disagree on which counts."""
+    """A JSON object from a file, of which no key is given twice."""
+    try:
+        return parsed(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+
+
+def parsed(text: bytes | str, where: str) -> dict[str, Any]:
+    """A JSON object. A key given twice is refused: readers disagree on which of them counts."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) < len(pairs):
             twice = sorted({k for k, _ in pairs if sum(k == other for other, _ in pairs) > 1})
-            raise BadInput(f"{path} gives {', '.join(twice)} more than once")
+            raise BadInput(f"{where} gives {', '.join(twice)} more than once")
         return out
 
     try:
-        data = json.loads(path.read_text("utf-8"), object_pairs_hook=once)
+        data = json.loads(text, object_pairs_hook=once)
     except BadInput:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path} cannot be read as JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
-        raise BadInput(f"{path} must hold a JSON object, got {type(data).__name__}")
+        raise BadInput(f"{where} must hold a JSON object, got {type(data).__name__}")
     return data
 
 
@@ -64,11 +72,13 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
         dtypes = {name: head.get_dtype() for name, head in heads.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path} is not a sound safetensors file: {error}") from None
+    with path.open("rb") as head:  # the library keeps the last of two entries of one name
+        parsed(head.read(int.from_bytes(head.read(8), "little")), f"the header of {path}")
     odd = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype not in FLOATS]
     if odd:
         raise BadInput(
             f"{path} holds tensors that are not of a supported dtype ({', '.join(FLOATS)}):\n"
-            + "\n".join(odd[:8])
+            + listed(odd)
         )
 
     def reader(name: str) -> Callable[[], np.ndarray]:
@@ -118,7 +128,7 @@ def torch_tensors(state: Any, path: Path) -> dict[str, Tensor]:
     if odd:
         raise BadInput(
             f"{path} is not a plain state dict of {', '.join(map(str, FLOATS.values()))} tensors:\n"
-            + "\n".join(odd[:8])
+            + listed(odd)
         )
 
     def reader(value: Any) -> Callable[[], np.ndarray]:
@@ -215,8 +225,7 @@ def indexed(index: Path) -> tuple[dict[str, Tensor], set[str]]:
             problems.append(f"  {name}: in {homes[name][0]}, {shard} according to the index")
     problems += [f"  {n}: in {homes[n][0]}, not in the index" for n in homes.keys() - where.keys()]
     if problems:
-        shown = sorted(problems)[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)
-        raise BadInput(f"{index} and its shards disagree:\n" + "\n".join(shown))
+        raise BadInput(f"{index} and its shards disagree:\n{listed(sorted(problems))}")
     return {name: held[shard][name] for name, shard in where.items()}, set(shards)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -273,7 +272,7 @@ def _ours(
 ) -> Source:
     """A model in a format of ours, with the token ids among its carried files."""
     said = [*notes]
-    ids = _object(carry[IDS], f"{IDS} of {path}") if IDS in carry else {}
+    ids = files.parsed(carry[IDS], f"{IDS} of {path}") if IDS in carry else {}
     rest = {name: data for name, data in carry.items() if name in CARRIED}
     return Source(
         name=str(path),
@@ -295,7 +294,7 @@ def _golden(path: Path) -> Source:
     from parity.dialects import REFERENCE, from_reference
 
     weights, grads, recorded = readers.golden_file(path)
-    config = _object(str(recorded.pop("config")), f"config of {path}")
+    config = files.parsed(str(recorded.pop("config")), f"config of {path}")
     spec = from_reference(config, f"config of {path}")
     rows, notes = REFERENCE.rows(spec), list[str]()
     published = settle.settled(weights, spec, REFERENCE, str(path), notes)
@@ -327,16 +326,6 @@ def _origins(rows: Sequence[Row]) -> dict[str, str]:
     return {move.here: move.there[0] for move in moves(rows)}
 
 
-def _object(data: str | bytes, where: str) -> dict[str, Any]:
-    try:
-        out = json.loads(data)
-    except ValueError as error:
-        raise BadInput(f"{where} is not JSON: {error}") from None
-    if not isinstance(out, dict):
-        raise BadInput(f"{where} must be a JSON object, got {out!r:.60}")
-    return out
-
-
 def _bytes(data: Path | bytes) -> bytes:
     return data if isinstance(data, bytes) else data.read_bytes()
 
@@ -347,7 +336,7 @@ def _ends(
     """Every id that ends a text: generation_config.json's where it has some, else config.json's."""
     given = ids.get("eos_token_id")
     if GENERATION in carry:
-        said = _object(_bytes(carry[GENERATION]), GENERATION).get("eos_token_id")
+        said = files.parsed(_bytes(carry[GENERATION]), GENERATION).get("eos_token_id")
         given = given if said is None else said
     listed = given if isinstance(given, list) else [] if given is None else [given]
     good = [at for at in listed if type(at) is int and 0 <= at < spec.vocab]

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 
-from configs import BadInput, nearest
+from configs import BadInput
 from parity import ops
 from parity.table import Move, Row
+
+SHOWN = 20  # problems in one message
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor
         if len(dtypes := {str(there[name].dtype) for name in move.there}) > 1
     ]
     if mixed:
-        raise BadInput(f"{where} mixes dtypes where one is needed:\n" + "\n".join(mixed))
+        raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
     return {move.here: _stacked(move, there) for move in table}
 
 
@@ -77,18 +80,25 @@ def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: 
     shapes = dict(wanted)
     uses = Counter(name for name, _ in wanted)
     problems = [f"  {name}: read {n} times by the table" for name, n in uses.items() if n > 1]
+    spare = sorted(given.keys() - shapes.keys())
     for name in sorted(shapes.keys() - given.keys()):
-        spare = given.keys() - shapes.keys()
-        hint = f"; {nearest(name, spare)}" if spare else ""
+        # Looking for a near name takes time, and no more than the first few are shown.
+        near = get_close_matches(name, spare, n=1) if len(problems) < SHOWN else []
+        hint = f"; is it {near[0]!r}?" if near else ""
         problems.append(f"  {name}: missing, expected shape {shapes[name]}{hint}")
-    for name in sorted(given.keys() - shapes.keys()):
+    for name in spare:
         problems.append(f"  {name}: unexpected, shape {given[name].shape}; nothing would read it")
     for name in sorted(shapes.keys() & given.keys()):
         if tuple(given[name].shape) != tuple(shapes[name]):
             problems.append(f"  {name}: shape {given[name].shape}, expected {shapes[name]}")
     if problems:
-        shown = problems[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)
-        raise BadInput(f"{where} does not hold this model's tensors:\n" + "\n".join(shown))
+        raise BadInput(f"{where} does not hold this model's tensors:\n{listed(problems)}")
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first problems, one a line, and how many more there are."""
+    more = len(problems) - SHOWN
+    return "\n".join([*problems[:SHOWN], *([f"  and {more} more"] if more > 0 else [])])
 
 
 def _stacked(move: Move, there: Tensors) -> Tensor:
