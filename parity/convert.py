@@ -8,7 +8,6 @@ Then the tensors are pulled through one at a time.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -164,8 +163,10 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
 def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     if dst.suffix not in (".pt", ".pth"):
         raise BadInput(f"a torch checkpoint is one file: name it {dst}.pt")
-    if importlib.util.find_spec("torch") is None:
-        raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'") from None
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
         writers.write_pt(dst, source.spec, tensors, carry)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-import einops
 import numpy as np
 
 
@@ -32,6 +31,14 @@ def shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """x (of the left side's shape) as the right side; a view where the layout allows it."""
-    named = set(re.findall(r"\w+", pattern))
-    return einops.rearrange(x, pattern, **{a: n for a, n in sizes.items() if a in named})
+    """x (of the left side's shape) as the right side; a view where the layout allows it.
+
+    einops does the same, but looks for every framework that it knows on the way, torch among them.
+    """
+    left, right = sides(pattern)
+    if x.shape != shape(left, sizes):
+        raise ValueError(f"{x.shape} is not {left} of {dict(sizes)}")
+    axes = re.findall(r"\w+", left)
+    split = x.reshape([sizes[a] for a in axes])
+    moved = split.transpose([axes.index(a) for a in re.findall(r"\w+", right)])
+    return moved.reshape(shape(right, sizes))

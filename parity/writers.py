@@ -153,7 +153,7 @@ def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes
     from parity import bridge
 
     state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
-    files = {n: torch.frombuffer(bytearray(b), dtype=torch.uint8) for n, b in carry.items() if b}
+    files = {n: bridge.to_torch(np.frombuffer(b, np.uint8)) for n, b in carry.items()}
     data = {"format": 1, "spec": to_json(spec), "state": state, "files": files}
     with appearing(dst) as hidden:
         torch.save(data, hidden)
