@@ -20,8 +20,9 @@ def _digits_then_bytes() -> Any:
 
     A digit by itself is what the training tokenizer did (its tokenizer.json says so) and what
     llama.cpp does for "smollm". transformers drops that step when it reads the same GGUF: its
-    table of pre-tokenizers has no "smollm", and the class it falls back to keeps "2024" whole for
-    the merges to cut, which here gives other ids on numbers.
+    table of pre-tokenizers has no "smollm", and the class that it falls back to has GPT-2's steps
+    alone. In this vocabulary no merge joins 0 to 9, so that shows less on digits than beside them:
+    four spaces before a "1" are one token here, and three and one there.
     """
     from tokenizers import pre_tokenizers
 
