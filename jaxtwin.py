@@ -92,11 +92,13 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
             yield status.update
 
 
-@app.command(epilog=example(
-    "convert smollm2-135m out/smollm2 --to jax",
-    "convert out/smollm2 out/hf --to hf",
-    "convert ./my-llama out/my-llama --to jax --dry-run",
-))
+@app.command(
+    epilog=example(
+        "convert smollm2-135m out/smollm2 --to jax",
+        "convert out/smollm2 out/hf --to hf",
+        "convert ./my-llama out/my-llama --to jax --dry-run",
+    )
+)
 def convert(
     src: SRC,
     dst: Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")],
@@ -112,7 +114,12 @@ def convert(
 
         with working() as progress:
             report = run(
-                src, dst, to.value, layout=layout.value, dry_run=dry_run, seed=seed,
+                src,
+                dst,
+                to.value,
+                layout=layout.value,
+                dry_run=dry_run,
+                seed=seed,
                 progress=progress,
             )
         if as_json:
@@ -121,11 +128,13 @@ def convert(
             show_conversion(report)
 
 
-@app.command(epilog=example(
-    "check smollm2-135m",
-    "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
-    "check tests/golden/reference_gqa_tied.npz --json",
-))
+@app.command(
+    epilog=example(
+        "check smollm2-135m",
+        "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
+        "check tests/golden/reference_gqa_tied.npz --json",
+    )
+)
 def check(
     src: SRC,
     dtype: Annotated[
@@ -163,10 +172,12 @@ def check(
     raise typer.Exit(0 if report.equal else 1)
 
 
-@app.command(epilog=example(
-    'generate smollm2-135m --prompt "def fibonacci(n):" --tokens 48',
-    "generate golden.npz --ids 1,2,3,4 --tokens 8",
-))
+@app.command(
+    epilog=example(
+        'generate smollm2-135m --prompt "def fibonacci(n):" --tokens 48',
+        "generate golden.npz --ids 1,2,3,4 --tokens 8",
+    )
+)
 def generate(
     src: SRC,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
@@ -184,7 +195,9 @@ def generate(
         from configs import BadInput
 
         if (prompt is None) == (ids is None):
-            raise BadInput("give the prompt as text (--prompt) or as ids (--ids 1,2,3), one of them")
+            raise BadInput(
+                "give the prompt as text (--prompt) or as ids (--ids 1,2,3), one of them"
+            )
         with working() as progress:
             answer = continuation(
                 src, prompt, ids, tokens, temperature, top_k, stop, dtype.value, seed, progress
@@ -292,7 +305,9 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(f"--ids takes whole numbers with commas between them, got {text!r}") from None
+        raise BadInput(
+            f"--ids takes whole numbers with commas between them, got {text!r}"
+        ) from None
 
 
 def inspected(source: Any) -> dict[str, Any]:
@@ -345,6 +360,156 @@ def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
     for row in flat("", facts):
         table.add_row(*row)
     Console().print(table)
+
+
+def trained(path: Path, *, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
+    """The run of a TOML file, from start or resumed to its end; the JSON of `train`."""
+    import dataclasses
+
+    from configs import runs
+    from train import loop, mesh
+
+    changed = {"steps": steps, "folder": None if out is None else str(out)}
+    config = runs.changed(runs.read(path), str(path), **changed)
+    if config.devices is not None:
+        mesh.simulate(config.devices)  # before the source is opened: a preset's is drawn by JAX
+    result = loop.run(config, start(config))
+    done = result.steps
+    return {
+        "folder": str(result.folder),
+        "resumed": result.resumed,
+        "loss": {"first": done[0].loss, "last": done[-1].loss} if done else None,
+        "skipped": result.skipped,
+        "compile_seconds": result.compile_seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "steps": [dataclasses.asdict(step) for step in done],
+    }
+
+
+def start(config: Any) -> Any:
+    """What a run starts from: its model's weights through the table, or random ones of its seed."""
+    from parity import table
+    from parity.convert import carried
+    from parity.source import open_source
+    from parity.tensors import forward
+    from train.loop import Start
+
+    source = open_source(config.model, seed=config.seed)
+    here = forward(table.rows(source.spec, config.layout), source.tensors, source.name)
+    return Start(
+        spec=source.spec,
+        arrays=lambda: {path: tensor.read() for path, tensor in here.items()},
+        carry=carried(source),
+        eos=source.eos,
+    )
+
+
+def demonstrate(out: Path, steps: int) -> None:
+    """The demo: six stages, each said before it starts and timed, and a summary at the end."""
+    import time
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from configs import BadInput
+    from train import mesh
+
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} exists and is not empty; name a new folder with --out")
+    mesh.simulate(8)
+    console = Console()
+    summary = Table(title="SmolLM2-135M, from PyTorch to JAX and back", title_justify="left")
+    for column in ("stage", "what came out", "seconds"):
+        summary.add_column(
+            column, overflow="fold", justify="right" if column == "seconds" else None
+        )
+    for number, (name, stage) in enumerate(STAGES.items(), 1):
+        console.rule(f"{number}/{len(STAGES)} {name}", align="left")
+        began = time.perf_counter()
+        with working() as progress:
+            said = stage(out, steps, progress, console)
+        summary.add_row(name, said, f"{time.perf_counter() - began:.1f}")
+    console.print(summary)
+
+
+def stage_convert(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    from parity.convert import convert as run
+
+    report = run(MODEL, out / "jax", "jax", progress=progress)
+    return f"{report['tensors']} tensors, {report['bytes']:,} bytes -> {out / 'jax'}"
+
+
+def stage_check(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    from parity.proof import check as run
+    from parity.report import show, verdict
+
+    report = run(MODEL, progress=progress)
+    show(report, console)
+    (out / "check.json").write_text(json.dumps(report.to_json(), indent=1))
+    if not report.equal:
+        raise typer.Exit(1)
+    return f"{verdict(report)} -> {out / 'check.json'}"
+
+
+def stage_generate(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    prompt = "The difference between a list and a tuple in Python is"
+    answer = continuation(
+        str(out / "jax"), prompt, None, 48, 0.0, None, True, "float32", 0, progress
+    )
+    console.print(answer["text"], style="cyan")
+    return f"{len(answer['new_ids'])} tokens, greedy"
+
+
+def stage_export(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    from parity.convert import convert as run
+    from parity.convert import hashes
+    from parity.source import open_source
+
+    run(out / "jax", out / "hf", "hf", progress=progress)
+    progress("comparing the hash of every tensor")
+    before, after = hashes(open_source(MODEL).tensors), hashes(open_source(out / "hf").tensors)
+    same = sum(before[name] == after.get(name) for name in before)
+    console.print(f"{same} of {len(before)} tensors have the sha256 they had in the GGUF file")
+    if before != after:
+        raise typer.Exit(1)
+    return f"{same} of {len(before)} hashes unchanged by the round trip -> {out / 'hf'}"
+
+
+def stage_train(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    progress("starting")
+    file = Path(runs_folder()) / "finetune-smollm2.toml"
+    result = trained(file, steps=steps, out=out / "run")
+    loss = result["loss"]
+    said = f"loss {loss['first']:.4f} -> {loss['last']:.4f} in {steps} steps on 2 x 2 x 2 devices"
+    console.print(said)
+    if not loss["last"] < loss["first"]:
+        raise typer.Exit(1)
+    return f"{said} -> {out / 'run'}"
+
+
+def stage_finish(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    from parity.convert import convert as run
+
+    run(out / "run", out / "finetuned-hf", "hf", progress=progress)
+    return f"the fine-tuned model for transformers -> {out / 'finetuned-hf'}"
+
+
+MODEL = "smollm2-135m"
+STAGES: dict[str, Callable[[Path, int, Callable[[str], None], Any], str]] = {
+    "convert to JAX": stage_convert,
+    "check against torch and transformers": stage_check,
+    "generate": stage_generate,
+    "export to Hugging Face": stage_export,
+    "fine-tune": stage_train,
+    "export the fine-tuned model": stage_finish,
+}
+
+
+def runs_folder() -> str:
+    """Where the example run files lie, installed or in a checkout."""
+    import configs
+
+    return str(Path(configs.__file__).parent / "runs")
 
 
 def main() -> None:

@@ -145,3 +145,10 @@ def read(path: str | os.PathLike[str]) -> Training:
         raise BadInput(f"{path} is not TOML: {error}") from None
     plain = json.loads(json.dumps(data, default=str))  # TOML has dates; no field here takes one
     return validated(_TRAINING, plain, str(path))
+
+
+def changed(run: Training, where: str, **new: object) -> Training:
+    """The run with some fields overridden (None leaves a field alone), validated anew."""
+    fields = _TRAINING.dump_python(run, mode="json")
+    given = {name: value for name, value in new.items() if value is not None}
+    return validated(_TRAINING, {**fields, **given}, f"{where}, with {given}")

@@ -79,7 +79,7 @@ def convert(
     if dry_run:
         return {**report, "plan": planned(source, plan)}
     seen: dict[str, str] = {}
-    plan.write(_watched(source, seen, progress), _carried(source))
+    plan.write(_watched(source, seen, progress), carried(source))
     return {**report, "sha256": {name: seen[name] for name in source.tensors}}
 
 
@@ -237,7 +237,7 @@ def _watched(source: Source, seen: dict[str, str], progress: Progress) -> dict[s
     return {name: watch(name, tensor) for name, tensor in source.tensors.items()}
 
 
-def _carried(source: Source) -> dict[str, bytes]:
+def carried(source: Source) -> dict[str, bytes]:
     """The carried files' bytes, and the config's token ids as one more file."""
     out = {n: d if isinstance(d, bytes) else d.read_bytes() for n, d in source.carry.items()}
     return {**out, IDS: json.dumps(dict(source.ids)).encode()} if source.ids else out
