@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from configs import BadInput, Model, Run, preset
 from configs.llama import llama
-from jaxmodel import Decoder, axes, checkpoint
+from jaxmodel import abstract, axes, checkpoint
 from parity import table, tensors
 
 SPEC = llama(
@@ -45,15 +44,11 @@ def values(spec: Model = SPEC, layout: str = "scan", dtype: Any = np.float32) ->
     """Random bits of every kind, NaN included, by path."""
     rng = np.random.default_rng(0)
     out = {}
-    for path, x in axes.arrays(jaxmodel_abstract(spec, layout)).items():
+    for path, x in axes.arrays(abstract(spec, layout=layout)).items():
         raw = rng.integers(0, 256, (*x.shape, np.dtype(dtype).itemsize), np.uint8)
         out[path] = raw.view(dtype)[..., 0]
         out[path].flat[:3] = np.array([-0.0, np.inf, 3.140625], dtype)
     return out
-
-
-def jaxmodel_abstract(spec: Model, layout: str) -> Decoder:
-    return nnx.eval_shape(lambda: Decoder(spec, rngs=nnx.Rngs(0), layout=layout))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -283,10 +278,9 @@ def test_inside_somebody_elses_mesh(saved: Path) -> None:
 KILLED = """
 import sys, numpy as np
 from configs import preset
-from flax import nnx
-from jaxmodel import Decoder, axes, checkpoint
+from jaxmodel import abstract, axes, checkpoint
 spec = preset("reference-100m")
-shapes = axes.arrays(nnx.eval_shape(lambda: Decoder(spec, rngs=nnx.Rngs(0))))
+shapes = axes.arrays(abstract(spec))
 arrays = {path: np.ones(x.shape, x.dtype) for path, x in shapes.items()}
 print("writing", flush=True)
 checkpoint.write(sys.argv[1], spec, "scan", arrays)

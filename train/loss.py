@@ -29,12 +29,14 @@ def cross_entropies(logits: Float[Array, "*b v"], labels: Int[Array, "*b"]) -> F
     1e8 give log 3. The label's logit is picked by comparing and summing and not by a gather: a
     gather would bring the whole vocabulary to every device, and reads out of range for -100.
     """
+    counts = labels != IGNORE
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    wide = jnp.where(counts[..., None], wide, 0)  # before and after: else 0 * NaN comes back
     below = wide - jax.lax.stop_gradient(wide.max(axis=-1, keepdims=True))
     here = jnp.arange(logits.shape[-1]) == labels[..., None]
     chosen = jnp.where(here, below, 0).sum(axis=-1)
     losses = jnp.log(jnp.exp(below).sum(axis=-1)) - chosen
-    return jnp.where(labels == IGNORE, 0, losses)
+    return jnp.where(counts, losses, 0)
 
 
 def predicted(labels: Int[Array, "*b"]) -> Int[Array, ""]:
