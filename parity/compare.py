@@ -2,15 +2,16 @@
 
 In float64 both mirrors must agree to rounding (1e-13 on logits, 1e-12 on gradients): a gap there is
 a bug. In a working dtype nobody sets a tolerance: JAX may be off the float64 truth by at most twice
-what torch, in the same dtype, is off it, plus what rounding the truth itself costs.
+what torch, in the same dtype, is off it, plus what rounding the truth itself costs. Where one draw
+of roundings leaves a doubt, more are drawn (see redraw.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
@@ -20,11 +21,14 @@ import numpy as np
 from configs import BadInput, Model
 from parity import metrics, sides, table
 from parity.inputs import Inputs, inputs
+from parity.redraw import Reordering
 from parity.sides import Outcome, Wrong
-from parity.tensors import Tensor, Tensors, backward, forward
+from parity.tensors import Tensors, backward, forward
 
 LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
 K = 2.0  # how many times torch's own error JAX may make
+KL = "KL in nats, worst token"
+DRAWS = {"torch": 8, "jax": 3}  # at most, and only while a comparison is over its budget
 NUMPY = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
@@ -97,24 +101,54 @@ def strict(got: Outcome, want: Outcome, label: str = "") -> Iterator[Check]:
         yield Check(f"{label}grad {name}", f64, metrics.relative_l2(got.grads[name], grad), GRADS)
 
 
+def errors(got: Outcome, truth: Outcome) -> dict[str, float]:
+    """How far a run is off the float64 truth, by every measure that is budgeted."""
+    return {
+        "logits": metrics.relative_l2(got.logits, truth.logits),
+        "logits, worst token": metrics.worst_row(got.logits, truth.logits),
+        KL: metrics.worst_kl(got.logits, truth.logits),
+        "loss, per target": metrics.relative_l2(got.nll, truth.nll),
+        **{
+            f"grad {name}": metrics.relative_l2(got.grads[name], grad)
+            for name, grad in truth.grads.items()
+        },
+    }
+
+
+def rounding(truth: Outcome, dtype: str) -> dict[str, float]:
+    """What it costs to round the truth itself to the dtype: nobody can be nearer than that."""
+    near = [metrics.rounded(x, NUMPY[dtype]) for x in (truth.logits, truth.nll)]
+    grads = {name: metrics.rounded(x, NUMPY[dtype]) for name, x in truth.grads.items()}
+    return errors(Outcome(near[0], near[1], grads), truth)
+
+
 def budgeted(
-    got: Outcome, torch: Outcome, truth: Outcome, dtype: str, label: str = ""
-) -> Iterator[Check]:
-    """`got` and `torch` ran in the dtype, `truth` in float64."""
+    runs: Sequence[Mapping[str, float]],
+    torch: Sequence[Mapping[str, float]],
+    noise: Mapping[str, float],
+    dtype: str,
+    label: str = "",
+) -> list[Check]:
+    """Every error against its budget; `runs` and `torch` hold the errors of one or more draws.
 
-    def check(name: str, metric: Callable[..., float], power: int, *abc: np.ndarray) -> Check:
-        g, t, exact = abc
-        noise = metric(metrics.rounded(exact, NUMPY[dtype]), exact)
-        return Check(label + name, dtype, metric(g, exact), K**power * metric(t, exact) + noise)
+    The budget is K times the largest error of torch's draws, and the rounding noise. The error is
+    the smallest of the draws: a fault is in every one of them, bad luck is not.
+    """
+    out = []
+    for name, least in noise.items():
+        # KL grows with the square of the error, so twice the error is four times the KL.
+        times = K**2 if name == KL else K
+        budget = times * _largest([draw[name] for draw in torch]) + least
+        out.append(Check(label + name, dtype, _smallest([draw[name] for draw in runs]), budget))
+    return out
 
-    l2, logits = metrics.relative_l2, (got.logits, torch.logits, truth.logits)
-    yield check("logits", l2, 1, *logits)
-    yield check("logits, worst token", metrics.worst_row, 1, *logits)
-    # KL grows with the square of the error, so twice the error is four times the KL.
-    yield check("KL in nats, worst token", metrics.worst_kl, 2, *logits)
-    yield check("loss, per target", l2, 1, got.nll, torch.nll, truth.nll)
-    for name, exact in truth.grads.items():
-        yield check(f"grad {name}", l2, 1, got.grads[name], torch.grads[name], exact)
+
+def _largest(values: Sequence[float]) -> float:
+    return float(np.max(values))  # unlike max, NaN whatever its place
+
+
+def _smallest(values: Sequence[float]) -> float:
+    return float(np.min(values))
 
 
 def check(
@@ -124,6 +158,7 @@ def check(
     dtypes: Sequence[str] = ("float64", "float32"),
     tokens: int = 300,
     seed: int = 0,
+    encode: Callable[[str], Sequence[int]] | None = None,
     layout: str = "scan",
     golden: dict[str, Any] | None = None,
     witness: Callable[[Inputs], Outcome] | None = None,
@@ -132,8 +167,9 @@ def check(
 ) -> Report:
     """Compares jaxmodel with torchref on the weights (named as torchref names them).
 
-    `golden` are recorded results to be met as well; `witness` runs transformers' own model in
-    float32 on the same input; `wrong` is a mistake to make on the JAX side (see faults.py).
+    `encode` is the tokenizer's, where there is one; `golden` are recorded results to be met as
+    well; `witness` runs transformers' own model in float32 on the same input; `wrong` is a mistake
+    to make on the JAX side (see faults.py).
     The float64 run comes first and is the truth that the others are measured from.
     """
     import jax
@@ -141,7 +177,7 @@ def check(
     unknown = sorted(set(dtypes) - set(NUMPY))
     if unknown:
         raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(NUMPY)}")
-    given = inputs(spec, tokens, seed)
+    given = inputs(spec, tokens, seed, encode)
     report = Report(environment=environment(spec, tensors, given, layout))
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         progress("weights: through the table and back")
@@ -161,17 +197,74 @@ def check(
             del model, got
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in dtypes if d != "float64"]:
-            progress(f"{dtype}: torch")
-            torch = sides.run_torch(spec, tensors, given, dtype)
-            progress(f"{dtype}: JAX")
-            model = sides.jax_model(spec, tensors, dtype, layout, wrong)
-            got = sides.run_jax(spec, model, given, layout)
-            report.checks += budgeted(got, torch, truth, dtype)
-            del model
-            if dtype == "float32" and witness:
-                progress("float32: transformers, the third witness")
-                report.checks += _witnessed(spec, tensors, given, witness, got)
+            report.checks += working(
+                spec,
+                tensors,
+                given,
+                truth,
+                dtype,
+                layout=layout,
+                wrong=wrong,
+                witness=witness if dtype == "float32" else None,
+                redraw="float64" in dtypes and report.equal,
+                progress=progress,
+            )
     return report
+
+
+def working(
+    spec: Model,
+    tensors: Tensors,
+    given: Inputs,
+    truth: Outcome,
+    dtype: str,
+    *,
+    layout: str,
+    wrong: Wrong | None,
+    witness: Callable[[Inputs], Outcome] | None,
+    redraw: bool,
+    progress: Callable[[str], None],
+) -> list[Check]:
+    """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
+
+    While something is over and `redraw` is allowed (float64 has shown that the function is the
+    same), roundings are drawn anew: torch first, whose largest error sets the budget, then JAX.
+    """
+    noise = rounding(truth, dtype)
+
+    def torch_draw(seed: int) -> dict[str, float]:
+        progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
+        order = Reordering(spec, seed)
+        out = sides.run_torch(spec, order.apply(tensors), given, dtype)
+        return errors(replace(out, grads=order.undo(out.grads)), truth)
+
+    def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
+        progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
+        order = Reordering(spec, seed)
+        model = sides.jax_model(spec, order.apply(tensors), dtype, layout, wrong)
+        out = sides.run_jax(spec, model, given, layout)
+        return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
+
+    torch, (first, logits) = [torch_draw(0)], jax_draw(0)
+    jax, hf, against = [first], [], []
+    if witness:
+        progress(f"{dtype}: transformers, the third witness")
+        theirs = witness(given)
+        hf = [errors(theirs, truth)]
+        against = [("JAX against transformers: logits", metrics.relative_l2(logits, theirs.logits))]
+
+    def checks() -> list[Check]:
+        out = budgeted(jax, torch, noise, dtype)
+        allowed = out[0].budget
+        if hf:
+            out += budgeted(hf, torch, noise, dtype, "transformers: ")
+        return out + [Check(name, dtype, error, allowed) for name, error in against]
+
+    while redraw and not all(c.ok for c in checks()) and len(torch) < DRAWS["torch"]:
+        torch.append(torch_draw(len(torch)))
+    while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
+        jax.append(jax_draw(len(jax))[0])
+    return checks()
 
 
 def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:
@@ -221,25 +314,6 @@ def _recorded(
         for side, got in runs.items():
             differ = got.shape != tokens.shape or int((got != tokens).sum())
             yield Check(f"recorded, {side}: {name}, tokens that differ", "int", float(differ), 0.0)
-
-
-def _witnessed(
-    spec: Model,
-    tensors: Tensors,
-    given: Inputs,
-    witness: Callable[[Inputs], Outcome],
-    jax: Outcome,
-) -> Iterator[Check]:
-    """transformers in float32 on the plain row: held to the budget that JAX is held to, and JAX
-    held to it in turn."""
-    plain = Inputs(given.ids[:1], given.positions[:1], given.segments[:1])
-    hf = witness(plain)
-    truth = sides.run_torch(spec, tensors, plain, "float64")
-    torch = sides.run_torch(spec, tensors, plain, "float32")
-    checks = list(budgeted(hf, torch, truth, "float32", "transformers: "))
-    yield from checks
-    error = metrics.relative_l2(jax.logits[:1], hf.logits)
-    yield Check("JAX against transformers: logits", "float32", error, checks[0].budget)
 
 
 def environment(spec: Model, tensors: Tensors, given: Inputs, layout: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def check(
     """
     progress(f"reading {src if isinstance(src, str) else src.name}")
     source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    tokenizer = source.tokenizer()
     run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
     report = compare.check(
         source.spec,
@@ -35,6 +36,7 @@ def check(
         dtypes=dtypes,
         tokens=tokens,
         seed=seed,
+        encode=None if tokenizer is None else lambda text: tokenizer.encode(text).ids,
         layout=layout,
         golden=source.golden,
         witness=run,

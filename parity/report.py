@@ -1,4 +1,4 @@
-"""What a check found, for people: one table of the tightest comparisons, and one line of verdict."""
+"""What a check found, for people: a table of the tightest comparisons and a line of verdict."""
 
 from __future__ import annotations
 

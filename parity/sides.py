@@ -5,6 +5,7 @@ Every run gives the same three things under torchref's names, so that comparing 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,12 +101,11 @@ def jax_model(
     return model
 
 
-def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") -> Outcome:
-    """One forward and backward of jaxmodel, its gradients carried back through the table."""
+@functools.cache
+def _jax_step() -> Callable[..., Any]:
+    """The compiled forward and backward: made once, so that models of one shape share it."""
     import jax
     import jax.numpy as jnp
-
-    from jaxmodel.axes import arrays
 
     def loss(model: Decoder, ids: Any, positions: Any, segments: Any, targets: Any) -> Any:
         logits = model(ids, positions=positions, segments=segments)
@@ -114,10 +114,18 @@ def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") ->
         nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0]
         return (nll * targets).sum() / targets.sum(), (logits, nll)
 
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") -> Outcome:
+    """One forward and backward of jaxmodel, its gradients carried back through the table."""
+    from jaxmodel.axes import arrays
+
     # The input is an argument: baked in, XLA would fold a (b t v) scatter at compile time.
     targets = given.counted.astype(np.float32)
-    (_, (logits, nll)), grads = run(model, given.ids, given.positions, given.segments, targets)
+    (_, (logits, nll)), grads = _jax_step()(
+        model, given.ids, given.positions, given.segments, targets
+    )
     named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
     named = backward(table.rows(spec, layout), named, "the gradients")
     return Outcome(
@@ -141,15 +149,24 @@ def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
 
 
 def run_hf(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
-    """One forward and backward of a transformers model on the plain row.
+    """One forward and backward of a transformers model (with eager attention) on the same rows.
 
     `rows` are its dialect's, through which its gradients come back to torchref's names and layout.
     """
     import torch
 
-    plain = Inputs(given.ids[:1], given.positions[:1], given.segments[:1])
-    logits = model(torch.from_numpy(plain.ids), use_cache=False).logits
-    nll = torch_nll(logits, plain)
+    t = given.ids.shape[1]
+    seen = np.tril(np.ones((t, t), bool)) & (
+        given.segments[:, :, None] == given.segments[:, None, :]
+    )
+    mask = np.where(seen[:, None], np.float32(0), np.finfo(np.float32).min)
+    logits = model(
+        torch.from_numpy(given.ids),
+        attention_mask=torch.from_numpy(mask),  # of 4 axes: taken as it is
+        position_ids=torch.from_numpy(given.positions),
+        use_cache=False,
+    ).logits
+    nll = torch_nll(logits, given)
     nll.mean().backward()
     theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
     ours = forward(rows, theirs, "transformers' gradients")

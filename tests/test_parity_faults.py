@@ -1,0 +1,85 @@
+"""The check is itself checked: every mistake of the catalogue must make it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from configs import Model
+from configs.llama import llama
+from parity import bridge, compare
+from parity.faults import FAULTS
+from parity.tensors import Tensor
+from tests.kit import torch_model
+
+TOKENS = 48
+
+# One model that shows every fault: grouped heads, a square q, lively scales, two layers or more.
+SPEC = llama(
+    vocab=61,
+    d=16,
+    layers=3,
+    heads=4,
+    kv=2,
+    hidden=24,
+    max_len=64,
+    base=10_000.0,
+    pairs="adjacent",
+    eps=1e-5,
+    tied=True,
+)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Mapping[str, Tensor]:
+    return bridge.from_state(torch_model(SPEC, seed=3).state_dict())
+
+
+def check(spec: Model, weights: Mapping[str, Tensor], name: str | None = None) -> compare.Report:
+    wrong = FAULTS[name].wrong if name else None
+    return compare.check(spec, weights, dtypes=("float64",), tokens=TOKENS, wrong=wrong)
+
+
+def failed(report: compare.Report) -> list[str]:
+    return [c.name for c in report.checks if not c.ok]
+
+
+@pytest.fixture(scope="module")
+def clean(weights: Mapping[str, Tensor]) -> compare.Report:
+    return check(SPEC, weights)
+
+
+def test_no_fault_no_alarm(clean: compare.Report) -> None:
+    assert clean.equal, failed(clean)
+
+
+def test_there_are_twenty_kinds_or_more() -> None:
+    assert len(FAULTS) >= 20
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: compare.Report) -> None:
+    report = check(SPEC, weights, name)
+    assert not report.equal
+    # The same comparisons were made: a fault must not get by (or get caught) by removing some.
+    assert [c.name for c in report.checks] == [c.name for c in clean.checks]
+
+
+# Faults that logits cannot show: what is the one thing that sees them?
+ONLY = {
+    "head-untied": {"grad embed.weight"},
+    "cache-offset": {"logits, decoded from the cache"},
+}
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_silent_fault_is_seen_where_it_is(name: str, weights: Mapping[str, Tensor]) -> None:
+    assert set(failed(check(SPEC, weights, name))) == ONLY[name]
+
+
+def test_stopped_gradient_leaves_the_logits_alone(weights: Mapping[str, Tensor]) -> None:
+    bad = failed(check(SPEC, weights, "gradient-stopped"))
+    assert bad
+    assert all(name.startswith("grad ") for name in bad)
+    assert "grad layers.0.attn.q.weight" in bad
