@@ -232,7 +232,7 @@ def train(
         if as_json:
             print(json.dumps(summary))
         else:
-            show_facts(summary)
+            show_facts({key: value for key, value in summary.items() if key != "steps"})
 
 
 @app.command(epilog=example("demo", "demo --out out/demo"))

@@ -8,6 +8,7 @@ from parity import compare, witness
 from parity.compare import Report
 from parity.sides import Wrong
 from parity.source import Source, open_source
+from parity.tensors import Tensor
 
 
 def check(
@@ -30,9 +31,11 @@ def check(
     source = src if isinstance(src, Source) else open_source(src, seed=seed)
     tokenizer = source.tokenizer()
     run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
+    # Read once: several runs go over them, and a GGUF file is dequantized at every reading.
+    tensors = {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
     report = compare.check(
         source.spec,
-        source.tensors,
+        tensors,
         dtypes=dtypes,
         tokens=tokens,
         seed=seed,
