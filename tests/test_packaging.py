@@ -59,6 +59,28 @@ def test_the_tested_version_is_within_bounds(requirement: Requirement) -> None:
     assert installed.split("+")[0] == pin
 
 
+def test_everything_that_is_needed_is_pinned_and_nothing_else() -> None:
+    """The requirements of the requirements, to the end."""
+    reached: set[str] = set()
+    waiting = [(canonicalize_name(r.name), frozenset(r.extras)) for r in OTHERS]
+    seen = set(waiting)
+    while waiting:
+        name, extras = waiting.pop()
+        reached.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            needed = Requirement(line)
+            wanted = any(
+                needed.marker is None or needed.marker.evaluate({"extra": extra})
+                for extra in ("", *extras)
+            )
+            item = (canonicalize_name(needed.name), frozenset(needed.extras))
+            if wanted and item not in seen:
+                seen.add(item)
+                waiting.append(item)
+    reached.discard(canonicalize_name("setuptools"))  # pip's own, and not ours to pin
+    assert reached == set(PINS)
+
+
 def test_versions_the_project_states() -> None:
     stated = {
         "jax": "0.10.2",
