@@ -103,10 +103,7 @@ def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Save
         step = known[-1]
     if step not in known:
         raise BadInput(f"{folder} has no complete step {step}; complete: {known}")
-    with readable(folder / str(step)):
-        stored = ocp.checkpointables_metadata(folder / str(step)).metadata.get(PARAMS)
-        if stored is None:  # Orbax's answer to a damaged one, besides a warning
-            raise ValueError("it has no readable params")
+    stored = contents(folder / str(step)).get(PARAMS, {})
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
     prove(spec, layout, {path: x.shape for path, x in shapes.items()}, f"{folder / str(step)}")
     return Saved(spec, layout, step, shapes)
@@ -245,6 +242,13 @@ def relaid(
     return out
 
 
+def refuse_taken(folder: str | os.PathLike[str]) -> None:
+    """A BadInput unless the folder is absent or empty."""
+    folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not empty; name another folder or remove it first")
+
+
 def storage(*, partial: bool = False) -> ocp.Context:
     """How Orbax is used throughout, as a context to enter.
 
@@ -256,6 +260,15 @@ def storage(*, partial: bool = False) -> ocp.Context:
     context.memory.deepcopy_host_arrays = False
     context.pytree.loading.partial_load = partial
     return context
+
+
+def contents(step: Path) -> dict[str, Any]:
+    """What a step holds, in groups of shapes and dtypes by name; BadInput if it is damaged."""
+    with readable(step):
+        groups = ocp.checkpointables_metadata(step).metadata
+        if None in groups.values():  # Orbax's answer to a damaged group, besides a warning
+            raise ValueError(f"damaged: {', '.join(k for k, v in groups.items() if v is None)}")
+        return groups
 
 
 @contextlib.contextmanager
@@ -270,8 +283,7 @@ def readable(step: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A hidden sibling to write into, which takes the folder's name once all went well."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise BadInput(f"{folder} exists and is not empty; name another folder or remove it first")
+    refuse_taken(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     hidden.mkdir()

@@ -103,7 +103,7 @@ def restore(folder: str | os.PathLike[str], plan: Plan) -> tuple[int, State, dic
         plan.state,
     )
     wanted = parts(target)
-    _prove(wanted, ocp.checkpointables_metadata(where).metadata, where)
+    _prove(wanted, at_rest.contents(where), where)
     with at_rest.readable(where), at_rest.storage():
         found = ocp.load_checkpointables(where, {**wanted, "data": None})
     names = named(target.opt_state)

@@ -1,7 +1,7 @@
 """Tokens to train on, and the order they come in.
 
 The text is the source of the running Python's standard library: a few tens of megabytes that every
-machine has. It is tokenized once, cached, and cut into rows; grain shuffles the rows and remembers
+machine has. It is tokenized once, kept, and cut into rows; grain shuffles the rows and remembers
 its place.
 """
 
@@ -87,11 +87,17 @@ def tokens(
     parts = _bytes(texts) if tokenizer is None else _encoded(tokenizer, texts)
     stop = np.array([end], np.int32)
     ids = _checked(np.concatenate([x for part in parts for x in (part, stop)]), end, vocab)
-    cache.mkdir(parents=True, exist_ok=True)
-    hidden = cache / f".{uuid.uuid4().hex}.npy"
-    np.save(hidden, ids)
-    os.replace(hidden, path)
     return Tokens(ids, end, name)
+
+
+def store(tokens: Tokens, cache: Path) -> None:
+    """Keeps the tokens where `tokens` will look for them; a cut-off write leaves no file there."""
+    path = cache / f"{tokens.name}.npy"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        hidden = cache / f".{uuid.uuid4().hex}.npy"
+        np.save(hidden, tokens.ids)
+        os.replace(hidden, path)
 
 
 def _bytes(texts: list[str]) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,6 +19,7 @@ from configs.spec import Model
 from jaxmodel import checkpoint as at_rest
 from train import checkpoint, data, mesh, step
 
+CACHE = "tokens"  # the run folder's part that holds the tokenized text
 TOLERATED = 10  # steps in a row without a finite gradient before the run gives up
 
 
@@ -79,28 +81,23 @@ def run(
     console = console or Console(stderr=True)
     if jax.process_index() > 0:
         console.quiet = True
-    if config.length > start.spec.max_len:
-        raise BadInput(f"length={config.length} is over the model's {start.spec.max_len}")
-    devices = mesh.build(config.mesh)
-    plan = step.plan(config, start.spec, devices)
-    folder = _folder(config, start)
-    text = data.tokens(
-        config.data,
-        start.spec.vocab,
-        start.carry.get("tokenizer.json"),
-        start.eos,
-        folder / "tokens",
-    )
-    feed = data.Feed(config, text, devices)
-    with checkpoint.Saver(folder, config.keep) as saver:
-        resumed, state = _state(config, start, plan, folder, feed)
-        _introduce(config, plan, text, resumed, console)
-        began = time.perf_counter()
+    folder = Path(config.folder).absolute()
+    _check(config, start, folder)
+    plan = step.plan(config, start.spec, mesh.build(config.mesh))
+    tokenizer = start.carry.get("tokenizer.json")
+    text = data.tokens(config.data, start.spec.vocab, tokenizer, start.eos, folder / CACHE)
+    feed = data.Feed(config, text, plan.mesh)
+    resumed, state = _state(config, start, plan, folder, feed)
+    _introduce(plan, text, resumed, console)
+    _begin(config, start, folder, text)  # nothing is written before all that can be wrong
+    began = time.perf_counter()
+    report = Report(config, resumed, on_step, console)
+    compile_seconds = 0.0
+    if resumed < config.steps:
         compiled = step.make(plan).lower(state, step.shapes(plan)).compile()
         compile_seconds = time.perf_counter() - began
         console.print(f"compiled in {compile_seconds:.1f} s")
-        report = Report(config, resumed, on_step, console)
-        with report:
+        with report, checkpoint.Saver(folder, config.keep) as saver:
             for number in range(resumed + 1, config.steps + 1):
                 state, metrics = compiled(state, next(feed))
                 report.add(number, metrics)
@@ -124,7 +121,7 @@ class Report:
         self.console = console
         self.steps: list[Step] = []
         self.waiting: list[tuple[int, step.Metrics]] = []
-        self.began = self.last = time.perf_counter()
+        self.began = self.last = 0.0
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(),
@@ -172,6 +169,7 @@ class Report:
         return sum(s.tokens for s in self.steps) / (self.last - self.began) if self.steps else 0.0
 
     def __enter__(self) -> Report:
+        self.began = self.last = time.perf_counter()
         self.progress.start()
         return self
 
@@ -179,18 +177,26 @@ class Report:
         self.progress.stop()
 
 
-def _folder(config: Training, start: Start) -> Path:
-    """The run's folder, made now or found to be of the same model; else a BadInput."""
-    folder = Path(config.folder).absolute()
+def _check(config: Training, start: Start, folder: Path) -> None:
+    """A BadInput if the model is too short for the rows, or the folder is something else's."""
+    if config.length > start.spec.max_len:
+        raise BadInput(f"length={config.length} is over the model's {start.spec.max_len}")
     if not (folder / at_rest.HEADER).exists():
-        at_rest.begin(folder, start.spec, config.layout, carry=start.carry)
-        return folder
+        return at_rest.refuse_taken(folder)
     spec, layout = at_rest.header(folder)
     if spec != start.spec:
         raise BadInput(f"{folder} holds a run of another model than {config.model}; name another")
     if layout != config.layout:
         raise BadInput(f"{folder} holds a run with layout {layout!r}; the run file says otherwise")
-    return folder
+
+
+def _begin(config: Training, start: Start, folder: Path, text: data.Tokens) -> None:
+    """The folder with its header and the text, written by the first host alone."""
+    if jax.process_index() == 0:
+        if not (folder / at_rest.HEADER).exists():
+            at_rest.begin(folder, start.spec, config.layout, carry=start.carry)
+        data.store(text, folder / CACHE)
+    multihost_utils.sync_global_devices("the run's folder")
 
 
 def _state(
@@ -208,9 +214,8 @@ def _state(
     return 0, step.placed(plan, start.arrays())
 
 
-def _introduce(
-    config: Training, plan: step.Plan, text: data.Tokens, resumed: int, console: Console
-) -> None:
+def _introduce(plan: step.Plan, text: data.Tokens, resumed: int, console: Console) -> None:
+    config = plan.run
     sizes = " x ".join(f"{axis} {n}" for axis, n in plan.mesh.shape.items())
     kind = plan.mesh.devices.flat[0].device_kind
     total = sum(x.size for x in plan.masters.values())

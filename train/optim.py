@@ -19,7 +19,8 @@ def rate(config: AdamW, steps: int) -> optax.Schedule:
     then on.
     """
     if config.schedule == "constant":
-        return optax.warmup_constant_schedule(0.0, config.peak, config.warmup)
+        first = 0.0 if config.warmup else config.peak  # optax would stay at it without a warm-up
+        return optax.warmup_constant_schedule(first, config.peak, config.warmup)
     return optax.warmup_cosine_decay_schedule(  # its decay_steps include the warm-up
         0.0, config.peak, config.warmup, decay_steps=steps, end_value=config.floor
     )
