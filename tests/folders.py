@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,12 @@ import numpy as np
 import safetensors.numpy
 import torch
 import transformers
+
+from configs import Model
+from configs.llama import llama
+from configs.spec import to_json
+from parity.dialects import from_hf
+from tests.kit import torch_model
 
 # Every size is of its own, so that no swapped axis goes unseen; 3 heads of 10 are not the width 24.
 SIZES = {
@@ -32,6 +39,11 @@ CONFIG = {
     "rope_theta": 500.0,
     "tie_word_embeddings": False,
 }
+
+
+def from_config(**changes: Any) -> Model:
+    """The spec of CONFIG with keys set; ... removes one."""
+    return from_hf({k: v for k, v in {**CONFIG, **changes}.items() if v is not ...})
 
 
 def hf_model(dtype: str = "float32", *, tied: bool = False, seed: int = 0, **more: Any) -> Any:
@@ -99,3 +111,34 @@ def store_shards(
 def bits(tensors: Mapping[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """What is compared when nothing may change: dtype, shape and bytes of every tensor."""
     return {k: (str(v.dtype), v.shape, v.tobytes()) for k, v in tensors.items()}
+
+
+def spec_of(pairs: str = "half", tied: bool = False, layers: int = 3) -> Model:
+    """Sizes of their own on every axis."""
+    return llama(
+        vocab=23, d=24, layers=layers, heads=6, kv=2, hidden=20, max_len=32, base=500.0,
+        pairs=pairs, eps=1e-5, tied=tied, width=10,
+    )  # fmt: skip
+
+
+def torch_state(spec: Model, dtype: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    model = torch_model(spec, seed=seed)
+    return {k: v.to(getattr(torch, dtype)) for k, v in model.state_dict().items()}
+
+
+def pt_file(path: Path, spec: Model, state: dict[str, torch.Tensor]) -> Path:
+    """A .pt of ours, as anybody could write it."""
+    torch.save({"format": 1, "spec": to_json(spec), "state": state}, path)
+    return path
+
+
+def digests(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    """sha256 of every tensor's bytes, without our code."""
+    return {
+        name: hashlib.sha256(bytes(value.contiguous().view(torch.uint8).numpy())).hexdigest()
+        for name, value in state.items()
+    }
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
