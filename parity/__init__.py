@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
+    from parity.compare import Report
 
 
 def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None) -> Decoder:
@@ -18,3 +19,10 @@ def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None
     from parity.source import open_source
 
     return decoder(open_source(src), layout=layout, dtype=dtype)
+
+
+def check(src: str | os.PathLike[str], **how: Any) -> Report:
+    """Is the JAX model the PyTorch model? See `parity.proof.check`; `.equal` is the answer."""
+    from parity.proof import check
+
+    return check(os.fspath(src), **how)

@@ -1,0 +1,142 @@
+"""The README's tables are true: every state is shown, on a small model of the same decisions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import GQA, PRESETS, RMS, Glu, Model, Rope, Run
+from configs.llama import llama
+from parity import bridge, compare
+from tests.kit import torch_model
+
+README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+STATES = ("not yet", "builds", "trains", "proven")
+
+
+def table(title: str) -> list[list[str]]:
+    """The cells of the rows of the table under that heading."""
+    section = README.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+MODELS = [(name, row[-1]) for row in table("Models") for name in re.findall(r"`([^`]+)`", row[0])]
+AXES = [
+    (row[0], value.strip(), state)
+    for row in table("Design axes")
+    for state, cell in (("proven", row[1]), ("not yet", row[2]))
+    for value in cell.split(",")
+    if value.strip() not in ("", "-")
+]
+
+
+def small(model: Model) -> Model:
+    """The same decisions at a size that a test can afford."""
+
+    def shrunk(block):  # type: ignore[no-untyped-def]
+        attn, ffn = block.attn, block.ffn
+        kv = max(1, attn.kv * 4 // attn.heads)
+        return replace(
+            block,
+            attn=replace(attn, heads=4, kv=kv if 4 % kv == 0 else 2, width=6),
+            ffn=replace(ffn, hidden=20),
+        )
+
+    runs = tuple(
+        Run(blocks=tuple(map(shrunk, run.blocks)), times=min(run.times, 2)) for run in model.runs
+    )
+    return replace(model, d=12, vocab=37, max_len=40, runs=runs)
+
+
+def proven(model: Model) -> bool:
+    weights = bridge.from_state(torch_model(model).state_dict())
+    return compare.check(model, weights, dtypes=("float64",), tokens=40).equal
+
+
+def test_states_are_known() -> None:
+    assert {state for _, state in MODELS} <= set(STATES)
+
+
+def test_every_preset_has_a_row_and_every_row_but_those_to_come_a_preset() -> None:
+    built = {name for name, state in MODELS if state != "not yet"}
+    tests_own = {name for name in PRESETS if name.endswith("-tiny")}
+    assert built == set(PRESETS) - tests_own
+
+
+@pytest.mark.parametrize("name", [name for name, state in MODELS if state == "proven"])
+def test_proven_model_is_proven(name: str) -> None:
+    assert proven(small(PRESETS[name]))
+
+
+@pytest.mark.parametrize("name", [n for n, state in MODELS if state in ("trains", "proven")])
+def test_training_model_trains(name: str) -> None:
+    """Twenty plain steps on one batch bring its loss down."""
+    from flax import nnx
+
+    import jaxmodel
+    from train import loss as losses
+
+    model = jaxmodel.Decoder(small(PRESETS[name]), rngs=nnx.Rngs(0))
+    ids = np.random.default_rng(0).integers(0, 37, (2, 20))
+
+    @jax.jit
+    def step(model):  # type: ignore[no-untyped-def]
+        loss, grads = jax.value_and_grad(lambda m: losses.mean(m(ids[:, :-1]), ids[:, 1:]))(model)
+        return jax.tree.map(lambda w, g: w - 0.5 * g, model, grads), loss
+
+    seen = []
+    for _ in range(20):
+        model, loss = step(model)
+        seen.append(float(loss))
+    assert seen[-1] < seen[0] - 0.05
+
+
+def base(**changes: object) -> Model:
+    sizes: dict = {"vocab": 37, "d": 12, "layers": 2, "heads": 4, "kv": 2, "hidden": 20}
+    more: dict = {"max_len": 40, "base": 100.0, "pairs": "half", "eps": 1e-5, "tied": True}
+    return llama(**{**sizes, **more, **changes})
+
+
+def block(**changes: object) -> Model:
+    model = base()
+    run = model.runs[0]
+    return replace(model, runs=(replace(run, blocks=(replace(run.blocks[0], **changes),)),))
+
+
+RMS1, FFN = RMS(eps=1e-5), Glu(hidden=20)
+ATTN = GQA(heads=4, kv=2, width=3 * 2, rope=Rope(base=100.0, pairs="half"))
+EXAMPLES: dict[tuple[str, str], Model] = {
+    ("norm kind", "RMSNorm"): base(),
+    ("norm placement", "pre"): base(),
+    ("norm placement", "sandwich"): block(post_attn=RMS1, post_ffn=RMS1),
+    ("norm placement", "output-only"): block(
+        pre_attn=None, pre_ffn=None, post_attn=RMS1, post_ffn=RMS1
+    ),
+    ("position", "none"): block(attn=replace(ATTN, rope=None)),
+    ("position", "RoPE adjacent"): base(pairs="adjacent"),
+    ("position", "RoPE half-split"): base(),
+    ("RoPE scaling", "none"): base(),
+    ("attention heads", "MHA"): base(kv=4),
+    ("attention heads", "GQA"): base(),
+    ("attention heads", "MQA"): base(kv=1),
+    ("layer pattern", "uniform"): base(),
+    ("FFN", "SwiGLU"): base(),
+    ("FFN", "GeGLU"): block(ffn=replace(FFN, act="gelu_tanh")),
+    ("embeddings", "tied"): base(),
+    ("embeddings", "untied"): base(tied=False),
+}
+
+
+def test_every_proven_value_has_an_example_and_no_other() -> None:
+    assert {(axis, value) for axis, value, state in AXES if state == "proven"} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("at", EXAMPLES, ids="-".join)
+def test_proven_value_is_proven(at: tuple[str, str]) -> None:
+    assert proven(EXAMPLES[at])
