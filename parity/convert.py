@@ -22,7 +22,6 @@ from configs.spec import to_json
 from parity import ops, table, writers
 from parity.dialects import HF_LLAMA, to_hf
 from parity.source import IDS, Source, open_source
-from parity.table import Row
 from parity.tensors import Tensor, Tensors, backward, forward, moves
 from parity.writers import nbytes, raw
 
@@ -51,7 +50,8 @@ def convert(
     jax target; `seed` is for a preset's random weights; `shard` is the size limit of one HF file.
 
     In memory at a time: one tensor for hf, whatever the source; for jax and torch the whole model,
-    because Orbax and torch write from memory. A scanned checkpoint is read a stack at a time.
+    because Orbax and torch write from memory. A checkpoint of ours is read a stack, or 128 MiB of
+    smaller arrays, at a time.
     BadInput on anything that is wrong with SRC or DST; then nothing is written.
     """
     if to not in TARGETS:
@@ -98,7 +98,7 @@ def decoder(source: Source, *, layout: str = "scan", dtype: Any = None) -> Decod
 
     from jaxmodel import abstract, axes
 
-    wanted = jnp.dtype(dtype or source.dtype)
+    wanted = jnp.dtype(source.dtype if dtype is None else dtype)
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
         raise BadInput(
             f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
@@ -148,7 +148,8 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     config = to_hf(source.spec, str(source.dtype), source.ids)
     order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
     rows = sorted(HF_LLAMA.rows(source.spec), key=lambda row: order[moves([row])[0].here])
-    _and_back(backward(rows, source.tensors, source.name), rows, source)
+    there = backward(rows, source.tensors, source.name)
+    _comes_back(forward(rows, there, source.name), source)
     turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {HF_LLAMA.pairs}
     said = f"rows of Q and K are reordered from {''.join(turned)} to {HF_LLAMA.pairs} rotary pairs"
 
@@ -193,14 +194,15 @@ def _jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
     rows = table.rows(source.spec, layout)
     here = forward(rows, source.tensors, source.name)
     checkpoint.prove(source.spec, layout, {p: t.shape for p, t in here.items()}, source.name)
-    back = backward(rows, here, source.name)
-    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in source.tensors.items()}
+    _comes_back(backward(rows, here, source.name), source)
     return here
 
 
-def _and_back(there: Tensors, rows: Sequence[Row], source: Source) -> None:
-    back = forward(rows, there, source.name)
-    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in source.tensors.items()}
+def _comes_back(tensors: Tensors, source: Source) -> None:
+    """The way back must end at the names and shapes it began with; if not, the rows are wrong."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in source.tensors.items()}:
+        raise AssertionError(f"the table does not come back to the tensors of {source.name}")
 
 
 def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:
