@@ -99,7 +99,14 @@ def test_training_model_trains(name: str) -> None:
 
 def base(**changes: object) -> Model:
     sizes: dict = {"vocab": 37, "d": 12, "layers": 2, "heads": 4, "kv": 2, "hidden": 20}
-    more: dict = {"max_len": 40, "base": 100.0, "pairs": "half", "eps": 1e-5, "tied": True}
+    more: dict = {
+        "width": 6,
+        "max_len": 40,
+        "base": 100.0,
+        "pairs": "half",
+        "eps": 1e-5,
+        "tied": True,
+    }
     return llama(**{**sizes, **more, **changes})
 
 
@@ -110,7 +117,7 @@ def block(**changes: object) -> Model:
 
 
 RMS1, FFN = RMS(eps=1e-5), Glu(hidden=20)
-ATTN = GQA(heads=4, kv=2, width=3 * 2, rope=Rope(base=100.0, pairs="half"))
+ATTN = GQA(heads=4, kv=2, width=6, rope=Rope(base=100.0, pairs="half"))
 EXAMPLES: dict[tuple[str, str], Model] = {
     ("norm kind", "RMSNorm"): base(),
     ("norm placement", "pre"): base(),
