@@ -68,8 +68,7 @@ def test_rows_decode_apart(x64: None) -> None:
     assert kit.apart(both[1:], alone) <= 1e-13
 
 
-@pytest.mark.parametrize("layout", ["scan", "unroll"])
-@pytest.mark.parametrize("length", [8, 60, 300])
+@pytest.mark.parametrize(("length", "layout"), [(8, "scan"), (60, "unroll"), (300, "scan")])
 def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     spec = small(max_len=300)
     model = kit.jax_model(kit.torch_model(spec).float(), layout)
@@ -79,8 +78,7 @@ def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     assert kit.apart(logits, whole[:, -1]) <= 1e-5
 
 
-@pytest.mark.parametrize("layout", ["scan", "unroll"])
-@pytest.mark.parametrize("length", [8, 60, 300])
+@pytest.mark.parametrize(("length", "layout"), [(8, "scan"), (60, "unroll"), (300, "scan")])
 def test_bfloat16_cached_is_no_worse_than_uncached(layout: str, length: int) -> None:
     """Not bit-equal: stated. Against float64 both paths err alike, within the check's factor of 2.
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from flax import nnx
 
 from configs import Model
 from configs.llama import llama
@@ -73,7 +75,6 @@ def test_initialising_is_flat_in_depth() -> None:
         return equations(jax.make_jaxpr(lambda: axes.arrays(fresh(layers)))().jaxpr)
 
     def fresh(layers: int) -> Decoder:
-        from flax import nnx
 
         return Decoder(deep(layers), rngs=nnx.Rngs(0))
 
@@ -89,24 +90,19 @@ def truth() -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("remat", REMATS)
+@pytest.mark.parametrize("remat", sorted(REMATS.keys() - {"none"}))
 def test_remat_changes_no_gradient(x64: None, truth: Any, layout: str, remat: str) -> None:
     there, ids, (logits, loss, grads) = truth
     values = kit.to_jax(there.spec, there.state_dict(), layout)
 
     def build() -> Decoder:
-        from flax import nnx
 
         return Decoder(there.spec, rngs=nnx.Rngs(0), dtype="float64", layout=layout, remat=remat)
-
-    from flax import nnx
 
     model = axes.with_arrays(
         nnx.eval_shape(build), {name: jnp.asarray(x) for name, x in values.items()}
     )
     got = kit.jax_run(model, ids)
-    import torch
-
     wanted = kit.to_jax(there.spec, {k: torch.from_numpy(v) for k, v in grads.items()}, layout)
     assert kit.apart(got[0], logits) <= 1e-13
     assert got[1] == pytest.approx(loss, rel=1e-13)
@@ -118,7 +114,6 @@ def test_remat_is_not_ignored(layout: str) -> None:
     """The backward pass of "full" computes more matrix products than that of "none"."""
 
     def products(remat: str) -> int:
-        from flax import nnx
 
         model = nnx.eval_shape(
             lambda: Decoder(deep(2), rngs=nnx.Rngs(0), layout=layout, remat=remat)

@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import torchref
 from configs import Model, Run
 from configs.llama import llama
-from jaxmodel import Decoder, axes
+from jaxmodel import Decoder, abstract, axes
 from parity import bridge, table, tensors
 from tests import kit
 
-LAYERS = 3
+LAYERS = 2
 SPEC = llama(
     vocab=96,
     d=64,
@@ -63,7 +63,7 @@ def check_spreads(values: dict[str, np.ndarray], std: float) -> None:
         # Normal, not uniform of that spread: about 0.3% lie beyond three sigma.
         assert 0 < np.mean(np.abs(x) > 3 * wanted) < 0.02, name
     assert seen == {True, False}
-    assert residual < 0.5 * std  # so that the band can tell them apart
+    assert residual <= 0.5 * std  # so that the band can tell them apart
 
 
 @pytest.mark.parametrize("std", [0.02, 0.5])
@@ -115,7 +115,7 @@ def test_patterns_start_alike_in_both_layouts() -> None:
 
 def test_seeds(fresh: dict[str, dict[str, np.ndarray]]) -> None:
     def embed(seed: int) -> np.ndarray:
-        return np.asarray(Decoder(SPEC, rngs=nnx.Rngs(seed)).embed.weight[...])
+        return np.asarray(jax.jit(lambda: Decoder(SPEC, rngs=nnx.Rngs(seed)).embed.weight[...])())
 
     np.testing.assert_array_equal(embed(0), fresh["scan"]["embed.weight"])
     assert (embed(1) != embed(0)).any()
@@ -131,8 +131,9 @@ def make(spec: Model, layout: str) -> dict[str, Any]:
     return axes.arrays(Decoder(spec, rngs=nnx.Rngs(0), layout=layout))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("ways", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("ways", "layout"), [(1, "scan"), (2, "scan"), (4, "scan"), (8, "scan"), (8, "unroll")]
+)
 def test_sharded_values_are_the_same(
     fresh: dict[str, dict[str, np.ndarray]], ways: int, layout: str
 ) -> None:
@@ -159,11 +160,10 @@ def test_dtype_is_a_cast_of_the_same_draw(
     fresh: dict[str, dict[str, np.ndarray]], dtype: str
 ) -> None:
     with jax.enable_x64(dtype == "float64"):
-        model = Decoder(SPEC, rngs=nnx.Rngs(0), dtype=dtype)
-        embed = model.embed.weight[...]
-        assert {str(x.dtype) for x in axes.arrays(model).values()} == {dtype}
+        assert {str(x.dtype) for x in axes.arrays(abstract(SPEC, dtype=dtype)).values()} == {dtype}
+        make = jax.jit(lambda: Decoder(SPEC, rngs=nnx.Rngs(0), dtype=dtype).embed.weight[...])
         np.testing.assert_array_equal(
-            np.asarray(embed), fresh["scan"]["embed.weight"].astype(jnp.dtype(dtype))
+            np.asarray(make()), fresh["scan"]["embed.weight"].astype(jnp.dtype(dtype))
         )
 
 
