@@ -92,6 +92,13 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
             yield status.update
 
 
+def printer(columns: int) -> Any:
+    """A console on standard output: as wide as the terminal, or of that many columns in a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else columns)
+
+
 @app.command(
     epilog=example(
         "convert smollm2-135m out/smollm2 --to jax",
@@ -149,8 +156,6 @@ def check(
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
-        from rich.console import Console
-
         from parity.proof import check as run
 
         with working() as progress:
@@ -168,7 +173,7 @@ def check(
         else:
             from parity.report import show
 
-            show(report, Console(), show_all)
+            show(report, printer(100), show_all)
     raise typer.Exit(0 if report.equal else 1)
 
 
@@ -243,6 +248,43 @@ def demo(
     """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
     with answering():
         demonstrate(out, steps)
+
+
+def show_conversion(report: dict[str, Any]) -> None:
+    """What was written, or with a dry run the plan: one line for each kind of tensor."""
+    from rich.table import Table
+
+    console = printer(200)
+    if report["dry_run"]:
+        table = Table(box=None, pad_edge=False)
+        for column in ("from", "axes", "to", "shape"):
+            table.add_column(column, overflow="fold")
+        for step in report["plan"]:
+            shape = " x ".join(map(str, step["shape"]))
+            table.add_row(spanned(step["source"]), step["pattern"], step["target"], shape)
+        console.print(table)
+    source, target = report["source"], report["target"]
+    for note in report["notes"]:
+        console.print(f"note: {note}", style="yellow")
+    done = "proven, nothing written" if report["dry_run"] else f"written to {target['path']}"
+    console.print(
+        f"{source['name']} ({source['dialect']}): {report['tensors']} tensors, "
+        f"{report['bytes']:,} bytes of {report['dtype']}, {done}"
+    )
+
+
+def spanned(names: list[str]) -> str:
+    """Names that differ in one number as one: "layers.{0..29}.attn.q.weight"."""
+    import re
+
+    if len(names) == 1:
+        return names[0]
+    first, last = re.split(r"(\d+)", names[0]), re.split(r"(\d+)", names[-1])
+    differ = [i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b]
+    if len(first) != len(last) or len(differ) != 1:
+        return f"{names[0]} ... {names[-1]}"
+    first[differ[0]] = "{" + f"{first[differ[0]]}..{last[differ[0]]}" + "}"
+    return "".join(first)
 
 
 def continuation(
@@ -339,7 +381,6 @@ def inspected(source: Any) -> dict[str, Any]:
 
 def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
     """Facts as a table of two columns; nested ones get dotted names."""
-    from rich.console import Console
     from rich.table import Table
 
     def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -359,7 +400,7 @@ def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
     table.add_column(overflow="fold")
     for row in flat("", facts):
         table.add_row(*row)
-    Console().print(table)
+    printer(100).print(table)
 
 
 def trained(path: Path, *, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
@@ -408,7 +449,6 @@ def demonstrate(out: Path, steps: int) -> None:
     """The demo: six stages, each said before it starts and timed, and a summary at the end."""
     import time
 
-    from rich.console import Console
     from rich.table import Table
 
     from configs import BadInput
@@ -417,7 +457,7 @@ def demonstrate(out: Path, steps: int) -> None:
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} exists and is not empty; name a new folder with --out")
     mesh.simulate(8)
-    console = Console()
+    console = printer(100)
     summary = Table(title="SmolLM2-135M, from PyTorch to JAX and back", title_justify="left")
     for column in ("stage", "what came out", "seconds"):
         summary.add_column(

@@ -97,7 +97,8 @@ def check_sampling(
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= spec.vocab:
         raise ValueError(f"top_k must be in 1 ... {spec.vocab}, got {top_k}")
-    ends = np.atleast_1d(np.array(eos)) if eos is not None else np.zeros(0, np.int64)
+    none = eos is None or np.size(eos) == 0  # NumPy makes an empty list a list of floats
+    ends = np.zeros(0, np.int64) if none else np.atleast_1d(np.array(eos))
     whole = np.issubdtype(ends.dtype, np.integer)
     if not (whole and (ends >= 0).all() and (ends < spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {spec.vocab - 1}, got {eos}")

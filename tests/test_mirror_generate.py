@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -110,6 +110,11 @@ def test_each_row_is_filled_with_the_eos_it_made(generate: Generate) -> None:
             generate([[2], [7], [1]], 8, eos=ends),
             [[2, 3, 4, 5, 5], [7, 8, 9, 9, 9], [1, 2, 3, 4, 5]],
         )
+
+
+@pytest.mark.parametrize("none", [(), []])
+def test_no_eos_at_all(generate: Generate, none: Sequence[int]) -> None:
+    np.testing.assert_array_equal(generate([[3]], 2, eos=none), generate([[3]], 2))
 
 
 def test_eos_zero_is_an_eos(generate: Generate) -> None:

@@ -141,7 +141,8 @@ def generate(
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= model.spec.vocab:
         raise ValueError(f"top_k must be in 1 ... {model.spec.vocab}, got {top_k}")
-    ends = torch.atleast_1d(torch.as_tensor(eos)) if eos is not None else ids.new_zeros(0)
+    none = eos is None or eos == [] or eos == ()  # torch makes an empty list a list of floats
+    ends = ids.new_zeros(0) if none else torch.atleast_1d(torch.as_tensor(eos))
     whole = not (ends.is_floating_point() or ends.dtype == torch.bool)
     if not (whole and (ends >= 0).all() and (ends < model.spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {model.spec.vocab - 1}, got {eos}")
