@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.spec import GQA
-from jaxmodel.axes import Maker, constrain
+from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import KV, Seen, extend
 from jaxmodel.position import POSITIONS
 
@@ -33,9 +33,9 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        q = constrain(jnp.einsum("btd,dnh->btnh", x, self.q[...]), "b t n h")
-        k = constrain(jnp.einsum("btd,dkh->btkh", x, self.k[...]), "b t k h")
-        v = constrain(jnp.einsum("btd,dkh->btkh", x, self.v[...]), "b t k h")
+        q = constrain(jnp.einsum("btd,dnh->btnh", x, used(self.q)), "b t n h")
+        k = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.k)), "b t k h")
+        v = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.v)), "b t k h")
         q = self.rotate(q, seen.positions)
         k = self.rotate(k, seen.positions)
         k, v, kv = extend(kv, k, v, seen.offset)
@@ -45,7 +45,7 @@ class Attention(nnx.Module):
         scores = jnp.where(seen.mask[:, None, None], scores * self.scale, jnp.finfo(wide).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
-        return jnp.einsum("btnh,nhd->btd", constrain(mixed, "b t n h"), self.o[...]), kv
+        return jnp.einsum("btnh,nhd->btd", constrain(mixed, "b t n h"), used(self.o)), kv
 
 
 ATTENTIONS = {GQA: Attention}

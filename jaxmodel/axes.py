@@ -97,6 +97,17 @@ def constrain(x: jax.Array, letters: str) -> jax.Array:
     return _resolver.get()(x, letters)
 
 
+def used(param: nnx.Param) -> jax.Array:
+    """A parameter's value at the place of use, where it is named as an activation is.
+
+    So a trainer gathers a layer's d (cut by fsdp) just before the layer and at no other time;
+    left to itself, the partitioner was seen to move the activations instead, whole.
+    """
+    value = param.get_value()
+    names = param.letters.split()
+    return constrain(value, " ".join(names[len(names) - value.ndim :]))  # in a scan without its l
+
+
 @contextlib.contextmanager
 def resolving(resolver: Resolver) -> Iterator[None]:
     """Within: `constrain` calls the resolver. Install it where the step is traced."""

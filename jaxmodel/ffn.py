@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.spec import Glu
-from jaxmodel.axes import Maker, constrain
+from jaxmodel.axes import Maker, constrain, used
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -31,9 +31,9 @@ class GatedFFN(nnx.Module):
         self.act = ACTIVATIONS[spec.act]
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        gate = constrain(jnp.einsum("btd,df->btf", x, self.gate[...]), "b t f")
-        up = constrain(jnp.einsum("btd,df->btf", x, self.up[...]), "b t f")
-        return jnp.einsum("btf,fd->btd", self.act(gate) * up, self.down[...])
+        gate = constrain(jnp.einsum("btd,df->btf", x, used(self.gate)), "b t f")
+        up = constrain(jnp.einsum("btd,df->btf", x, used(self.up)), "b t f")
+        return jnp.einsum("btf,fd->btd", self.act(gate) * up, used(self.down))
 
 
 FFNS = {Glu: GatedFFN}

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Integer
 
 from configs import spec as specs
-from jaxmodel.axes import Maker, constrain
+from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import Cache, Seen, visible
 from jaxmodel.norm import NORMS
 from jaxmodel.stack import LAYOUTS
@@ -24,7 +24,7 @@ class Embedding(nnx.Module):
         self.weight = make.matrix("embed", "v d")
 
     def __call__(self, ids: Integer[Array, "b t"]) -> Float[Array, "b t d"]:
-        return self.weight[...][ids]
+        return used(self.weight)[ids]
 
 
 class TiedHead(nnx.Module):
@@ -34,7 +34,7 @@ class TiedHead(nnx.Module):
         pass
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return jnp.einsum("btd,vd->btv", x, embed.weight[...])
+        return jnp.einsum("btd,vd->btv", x, used(embed.weight))
 
 
 class Head(nnx.Module):
@@ -44,7 +44,7 @@ class Head(nnx.Module):
         self.weight = make.matrix("head", "d v")
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return jnp.einsum("btd,dv->btv", x, self.weight[...])
+        return jnp.einsum("btd,dv->btv", x, used(self.weight))
 
 
 HEADS = {True: TiedHead, False: Head}

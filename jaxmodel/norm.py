@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.spec import RMS
-from jaxmodel.axes import Maker
+from jaxmodel.axes import Maker, used
 
 
 class RMSNorm(nnx.Module):
@@ -29,7 +29,7 @@ class RMSNorm(nnx.Module):
         # The product is taken wide and cast: the same bits forward, but the scale's gradient is
         # then summed over all tokens in float32. XLA would sum it in bfloat16, three times as far
         # off as torch.
-        return (unit.astype(wide.dtype) * self.weight.astype(x.dtype)).astype(x.dtype)
+        return (unit.astype(wide.dtype) * used(self.weight).astype(x.dtype)).astype(x.dtype)
 
 
 class NoNorm(nnx.Module):
