@@ -49,8 +49,8 @@ def config(folder: Path, **changes: Any) -> Training:
 
 
 def run(run: Training, start: loop.Start | None = None, **more: Any) -> loop.Result:
-    quiet = Console(file=io.StringIO())
-    return loop.run(run, start or loop.Start(BYTES), console=quiet, **more)
+    console = more.pop("console", Console(file=io.StringIO()))
+    return loop.run(run, start or loop.Start(BYTES), console=console, **more)
 
 
 def stored(folder: Path, run: Training, model: Model = BYTES) -> step.State:
@@ -115,7 +115,10 @@ def test_the_run_is_a_model_with_its_files(tmp_path: Path) -> None:
     settings = config(tmp_path / "run", steps=1, optimizer=still)
     arrays = {path: x.astype("f4") for path, x in training.lively(BYTES).items()}
     files = {"generation_config.json": b"{}"}
-    run(settings, loop.Start(BYTES, lambda: arrays, files))
+    said = io.StringIO()
+    terminal = Console(file=said, width=120, force_terminal=True)
+    run(settings, loop.Start(BYTES, lambda: arrays, files), console=terminal)
+    assert "step 1/1" in said.getvalue()
     found = axes.arrays(at_rest.load(tmp_path / "run"))
     assert all(np.asarray(found[path]) == pytest.approx(x, rel=1e-6) for path, x in arrays.items())
     assert at_rest.carried(tmp_path / "run") == files
@@ -162,9 +165,12 @@ def test_a_folder_of_another_run_is_refused(straight: Any) -> None:
 
 def test_a_run_that_never_saved_starts_again(straight: Any, tmp_path: Path) -> None:
     _, due, _ = straight
-    settings = config(tmp_path / "run")
     at_rest.begin(tmp_path / "run", BYTES, "scan")
-    assert run(settings).steps == due.steps
+    said = io.StringIO()
+    result = run(config(tmp_path / "run", log_every=4), console=Console(file=said, width=120))
+    assert result.steps == due.steps
+    lines = [line.split()[1] for line in said.getvalue().splitlines() if line.startswith("step ")]
+    assert lines == ["4/10", "8/10", "10/10"]
 
 
 def test_a_run_that_comes_apart_gives_up(tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_a_runs_choices_change_no_gradient(untied: Any, x64: None, changes: dict
         assert kit.apart(grads[path], due) <= 1e-12, path
 
 
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("layout", ["scan", "unroll"])
+def test_remat_is_asked_for_or_not(remat: str, layout: str) -> None:
+    plan = training.plan(remat=remat, layout=layout)
+    traced = jax.make_jaxpr(lambda p, b: step.gradients(plan, p, b))
+    text = str(traced(plan.masters, step.shapes(plan)))
+    assert ("checkpoint" in text or "remat" in text) == (remat != "none")
+
+
 def test_parts_add_up_in_float32_whatever_computes(exact: Any) -> None:
     params, batch = narrow(exact[0]), training.batch()
     batch = replace(batch, labels=np.abs(batch.labels) % 48)  # every row counts the same

@@ -94,6 +94,7 @@ def run(
     report = Report(config, resumed, on_step, console)
     compile_seconds = 0.0
     if resumed < config.steps:
+        console.print("compiling the step")
         compiled = step.make(plan).lower(state, step.shapes(plan)).compile()
         compile_seconds = time.perf_counter() - began
         console.print(f"compiled in {compile_seconds:.1f} s")
