@@ -94,7 +94,10 @@ class Decoder(nnx.Module):
         start = jnp.zeros((), jnp.int32)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(t), (b, t))
-        logits, _ = self.forward(ids, Seen(positions, start, visible(b, t, t, start, segments)))
+        if segments is not None:
+            segments = jnp.asarray(segments)
+        mask = visible(b, t, t, start, segments)
+        logits, _ = self.forward(ids, Seen(jnp.asarray(positions), start, mask))
         return logits
 
     def forward(
