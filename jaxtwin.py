@@ -311,9 +311,12 @@ def continuation(
     progress(f"reading {src}")
     source = open_source(src, seed=seed)
     tokenizer = source.tokenizer()
-    if prompt is not None and tokenizer is None:
+    if prompt is None:
+        start = numbers(ids or "")
+    elif tokenizer is None:
         raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
-    start = tokenizer.encode(prompt).ids if prompt is not None else numbers(ids or "")
+    else:
+        start = tokenizer.encode(prompt).ids
     if not start:
         raise BadInput("the prompt is empty: give at least one token to continue")
     with jax.enable_x64(dtype == "float64"):
@@ -459,7 +462,7 @@ def demonstrate(out: Path, steps: int) -> None:
     summary = Table(title="SmolLM2-135M, from PyTorch to JAX and back", title_justify="left")
     for column in ("stage", "what came out", "seconds"):
         summary.add_column(
-            column, overflow="fold", justify="right" if column == "seconds" else None
+            column, overflow="fold", justify="right" if column == "seconds" else "left"
         )
     for number, (name, stage) in enumerate(STAGES.items(), 1):
         console.rule(f"{number}/{len(STAGES)} {name}", align="left")

@@ -311,8 +311,8 @@ def _recorded(
             "torch": torchref.generate(mirror, torch.from_numpy(prompt), new, eos=eos).numpy(),
             "JAX": jaxmodel.generate(model, prompt, new, eos=eos),
         }
-        for side, got in runs.items():
-            differ = got.shape != tokens.shape or int((got != tokens).sum())
+        for side, made in runs.items():
+            differ = made.shape != tokens.shape or int((made != tokens).sum())
             yield Check(f"recorded, {side}: {name}, tokens that differ", "int", float(differ), 0.0)
 
 

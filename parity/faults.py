@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import Model
-from configs.spec import Block
+from configs.spec import RMS, Block
 from parity.sides import Wrong
 
 if TYPE_CHECKING:
@@ -56,10 +56,16 @@ def _attn(**new: Any) -> Callable[[Model], Model]:
 
 def _rope(change: Callable[[Any], dict[str, Any]]) -> Callable[[Model], Model]:
     def turn(b: Block) -> Block:
-        rope = replace(b.attn.rope, **change(b.attn.rope))
-        return replace(b, attn=replace(b.attn, rope=rope))
+        rope = b.attn.rope
+        assert rope is not None, "the fault needs rotary positions"
+        return replace(b, attn=replace(b.attn, rope=replace(rope, **change(rope))))
 
     return every(turn)
+
+
+def _eps(norm: RMS | None) -> RMS:
+    assert norm is not None, "the fault needs the norm"
+    return replace(norm, eps=norm.eps * 10)
 
 
 OTHER = {"adjacent": "half", "half": "adjacent"}
@@ -73,18 +79,12 @@ _add("rope-missing", "no rotary positions at all", spec=_attn(rope=None))
 _add(
     "norm-eps",
     "the norms' eps ten times too large",
-    spec=every(
-        lambda b: replace(
-            b,
-            pre_attn=replace(b.pre_attn, eps=b.pre_attn.eps * 10),
-            pre_ffn=replace(b.pre_ffn, eps=b.pre_ffn.eps * 10),
-        )
-    ),
+    spec=every(lambda b: replace(b, pre_attn=_eps(b.pre_attn), pre_ffn=_eps(b.pre_ffn))),
 )
 _add(
     "final-norm-eps",
     "the last norm's eps ten times too large",
-    spec=lambda m: replace(m, norm=replace(m.norm, eps=m.norm.eps * 10)),
+    spec=lambda m: replace(m, norm=_eps(m.norm)),
 )
 _add(
     "activation-gelu",

@@ -141,10 +141,10 @@ def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
 
     from jaxmodel import sample
 
-    ids = jnp.asarray(ids)
-    logits, cache = sample.prefill(model, ids[:, :prefill], model.start(*ids.shape))
+    tokens = jnp.asarray(ids)
+    logits, cache = sample.prefill(model, tokens[:, :prefill], model.start(*ids.shape))
     for i in range(prefill, ids.shape[1]):
-        logits, cache = sample.step(model, ids[:, i : i + 1], cache)
+        logits, cache = sample.step(model, tokens[:, i : i + 1], cache)
     return np.asarray(logits, np.float64)
 
 

@@ -29,10 +29,10 @@ def of(source: Source) -> tuple[Witness | None, str]:
         import transformers
     except ImportError:
         return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
-    if source.kind in ("hf", "gguf"):
-        folder, file = source.path, None
-        if source.kind == "gguf":
-            folder, file = source.path.parent, source.path.name
+    if source.path is not None and source.kind in ("hf", "gguf"):
+        gguf = source.kind == "gguf"
+        folder = source.path.parent if gguf else source.path
+        file = source.path.name if gguf else None
         note = f"transformers {transformers.__version__} read the same file itself"
         return lambda given: _run(_read(folder, file), source, given), note
     try:
@@ -63,7 +63,7 @@ def _built(source: Source, config: dict[str, Any]) -> Any:
 
     from parity import bridge
 
-    made = transformers.LlamaConfig(**config, attn_implementation="eager")
+    made = transformers.LlamaConfig(**{**config, "attn_implementation": "eager"})
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(made)
     named = backward(HF_LLAMA.rows(source.spec), source.tensors, source.name)
