@@ -242,12 +242,17 @@ def train(
 
 @app.command(epilog=example("demo", "demo --out out/demo"))
 def demo(
-    out: Annotated[Path, typer.Option(help="A new folder for what it writes.")] = Path("out/demo"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new folder for what it writes; by default out/demo, or out/demo-2 ..."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=10, help="Fine-tuning steps.")] = 20,
 ) -> None:
     """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
     with answering():
-        demonstrate(out, steps)
+        demonstrate(out or unused(Path("out/demo")), steps)
 
 
 def show_conversion(report: dict[str, Any]) -> None:
@@ -471,6 +476,14 @@ def demonstrate(out: Path, steps: int) -> None:
             said = stage(out, steps, progress, console)
         summary.add_row(name, said, f"{time.perf_counter() - began:.1f}")
     console.print(summary)
+
+
+def unused(path: Path) -> Path:
+    """The path, or with the first number behind it that is not taken."""
+    import itertools
+
+    names = itertools.chain([path], (Path(f"{path}-{i}") for i in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def stage_convert(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
