@@ -92,13 +92,6 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
             yield status.update
 
 
-def printer(columns: int) -> Any:
-    """A console on standard output: as wide as the terminal, or of that many columns in a pipe."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else columns)
-
-
 @app.command(
     epilog=example(
         "convert smollm2-135m out/smollm2 --to jax",
@@ -132,6 +125,8 @@ def convert(
         if as_json:
             print(json.dumps(report))
         else:
+            from parity.report import show_conversion
+
             show_conversion(report)
 
 
@@ -171,7 +166,7 @@ def check(
         if as_json:
             print(json.dumps(report.to_json()))
         else:
-            from parity.report import show
+            from parity.report import printer, show
 
             show(report, printer(100), show_all)
     raise typer.Exit(0 if report.equal else 1)
@@ -198,6 +193,7 @@ def generate(
     """Continue a prompt with the JAX model."""
     with answering(as_json):
         from configs import BadInput
+        from parity.speak import continuation
 
         if (prompt is None) == (ids is None):
             raise BadInput(
@@ -214,10 +210,11 @@ def generate(
 def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
     """What is in SRC: spec, parameters, bytes. Reads headers only."""
     with answering(as_json):
+        from parity.report import show_facts
         from parity.source import open_source
+        from parity.speak import inspected
 
-        with working(quiet=True):
-            facts = inspected(open_source(src, seed=seed))
+        facts = inspected(open_source(src, seed=seed))
         if as_json:
             print(json.dumps(facts))
         else:
@@ -233,6 +230,8 @@ def train(
 ) -> None:
     """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
     with answering(as_json):
+        from parity.report import show_facts
+
         summary = trained(config, steps=steps, out=out)
         if as_json:
             print(json.dumps(summary))
@@ -253,162 +252,6 @@ def demo(
     """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
     with answering():
         demonstrate(out or unused(Path("out/demo")), steps)
-
-
-def show_conversion(report: dict[str, Any]) -> None:
-    """What was written, or with a dry run the plan: one line for each kind of tensor."""
-    from rich.table import Table
-
-    console = printer(200)
-    if report["dry_run"]:
-        table = Table(box=None, pad_edge=False)
-        for column in ("from", "axes", "to", "shape"):
-            table.add_column(column, overflow="fold")
-        for step in report["plan"]:
-            shape = " x ".join(map(str, step["shape"]))
-            table.add_row(spanned(step["source"]), step["pattern"], step["target"], shape)
-        console.print(table)
-    source, target = report["source"], report["target"]
-    for note in report["notes"]:
-        console.print(f"note: {note}", style="yellow")
-    done = "proven, nothing written" if report["dry_run"] else f"written to {target['path']}"
-    console.print(
-        f"{source['name']} ({source['dialect']}): {report['tensors']} tensors, "
-        f"{report['bytes']:,} bytes of {report['dtype']}, {done}"
-    )
-
-
-def spanned(names: list[str]) -> str:
-    """Names that differ in one number as one: "layers.{0..29}.attn.q.weight"."""
-    import re
-
-    if len(names) == 1:
-        return names[0]
-    first, last = re.split(r"(\d+)", names[0]), re.split(r"(\d+)", names[-1])
-    differ = [i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b]
-    if len(first) != len(last) or len(differ) != 1:
-        return f"{names[0]} ... {names[-1]}"
-    first[differ[0]] = "{" + f"{first[differ[0]]}..{last[differ[0]]}" + "}"
-    return "".join(first)
-
-
-def continuation(
-    src: str,
-    prompt: str | None,
-    ids: str | None,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    stop: bool,
-    dtype: str,
-    seed: int,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """The prompt continued by the JAX model, as text where the source has a tokenizer."""
-    import jax
-    import numpy as np
-
-    import jaxmodel
-    from configs import BadInput
-    from parity import sides
-    from parity.source import open_source
-
-    progress(f"reading {src}")
-    source = open_source(src, seed=seed)
-    tokenizer = source.tokenizer()
-    if prompt is None:
-        start = numbers(ids or "")
-    elif tokenizer is None:
-        raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
-    else:
-        start = tokenizer.encode(prompt).ids
-    if not start:
-        raise BadInput("the prompt is empty: give at least one token to continue")
-    with jax.enable_x64(dtype == "float64"):
-        # Layers one by one: on a CPU they decode several times faster than stacked ones.
-        model = sides.jax_model(source.spec, source.tensors, dtype, "unroll")
-        progress("compiling and decoding")
-        try:
-            out = jaxmodel.generate(
-                model,
-                np.array([start]),
-                tokens,
-                temperature=temperature,
-                top_k=top_k,
-                eos=source.eos if stop else None,
-                seed=seed,
-            )
-        except ValueError as error:
-            raise BadInput(str(error)) from None
-    new = out[0, len(start) :].tolist()
-    if tokenizer is None:
-        text = ",".join(map(str, new))
-    else:
-        text = tokenizer.decode([*start, *new], skip_special_tokens=False)
-    return {"source": source.name, "prompt_ids": start, "new_ids": new, "text": text}
-
-
-def numbers(text: str) -> list[int]:
-    """Ids written with commas."""
-    from configs import BadInput
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BadInput(
-            f"--ids takes whole numbers with commas between them, got {text!r}"
-        ) from None
-
-
-def inspected(source: Any) -> dict[str, Any]:
-    """The facts of an opened source; the JSON of `inspect`."""
-    from dataclasses import asdict
-
-    from configs import budget
-    from configs.spec import to_json
-
-    count = budget.parameters(source.spec)
-    width = source.dtype.itemsize
-    return {
-        "name": source.name,
-        "kind": source.kind,
-        "names": source.dialect,
-        "parameters": {"total": count.total, **asdict(count)},
-        "tensors": len(source.published),
-        "dtype": str(source.dtype),
-        "bytes": {
-            "weights": budget.weight_bytes(source.spec, width),
-            "kv_cache_per_token": budget.kv_cache_bytes(source.spec, 1, 1, width),
-        },
-        "eos": list(source.eos),
-        "carried": sorted(source.carry),
-        "spec": to_json(source.spec),
-        "notes": list(source.notes),
-    }
-
-
-def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
-    """Facts as a table of two columns; nested ones get dotted names."""
-    from rich.table import Table
-
-    def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from flat(f"{name}.{key}" if name else key, inner)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            for i, inner in enumerate(value):
-                yield from flat(f"{name}.{i}", inner)
-        elif isinstance(value, list):
-            yield name, ", ".join(map(str, value))
-        else:
-            yield name, f"{value:,}" if type(value) is int else str(value)
-
-    table = Table(title=title, box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for row in flat("", facts):
-        table.add_row(*row)
-    printer(100).print(table)
 
 
 def trained(path: Path, *, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
@@ -460,6 +303,7 @@ def demonstrate(out: Path, steps: int) -> None:
     from rich.table import Table
 
     from configs import BadInput
+    from parity.report import printer
 
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} exists and is not empty; name a new folder with --out")
@@ -506,6 +350,8 @@ def stage_check(out: Path, steps: int, progress: Callable[[str], None], console:
 
 
 def stage_generate(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    from parity.speak import continuation
+
     prompt = "The difference between a list and a tuple in Python is"
     answer = continuation(
         str(out / "jax"), prompt, None, 48, 0.0, None, True, "float32", 0, progress

@@ -1,14 +1,24 @@
-"""What a check found, for people: a table of the tightest comparisons and a line of verdict."""
+"""What the verbs found, for people: tables on a console, and a line of verdict."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from parity.compare import Check, Report
+
+
+def printer(columns: int) -> Console:
+    """A console on standard output: as wide as the terminal, or of that many columns in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else columns)
+
 
 TIGHTEST = 3  # of the gradients that hold, how many are shown for each dtype
 
@@ -66,3 +76,59 @@ def verdict(report: Report) -> str:
         f"NOT EQUAL: {len(bad)} of {len(report.checks)} comparisons fail, first {first.name!r} "
         f"in {first.dtype}: {first.error:.2e} where {first.budget:.2e} is allowed"
     )
+
+
+def show_conversion(report: dict[str, Any]) -> None:
+    """What was written, or with a dry run the plan: one line for each kind of tensor."""
+    console = printer(200)
+    if report["dry_run"]:
+        table = Table(box=None, pad_edge=False)
+        for column in ("from", "axes", "to", "shape"):
+            table.add_column(column, overflow="fold")
+        for step in report["plan"]:
+            shape = " x ".join(map(str, step["shape"]))
+            table.add_row(spanned(step["source"]), step["pattern"], step["target"], shape)
+        console.print(table)
+    source, target = report["source"], report["target"]
+    for note in report["notes"]:
+        console.print(f"note: {note}", style="yellow")
+    done = "proven, nothing written" if report["dry_run"] else f"written to {target['path']}"
+    console.print(
+        f"{source['name']} ({source['dialect']}): {report['tensors']} tensors, "
+        f"{report['bytes']:,} bytes of {report['dtype']}, {done}"
+    )
+
+
+def spanned(names: list[str]) -> str:
+    """Names that differ in one number as one: "layers.{0..29}.attn.q.weight"."""
+    if len(names) == 1:
+        return names[0]
+    first, last = re.split(r"(\d+)", names[0]), re.split(r"(\d+)", names[-1])
+    differ = [i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b]
+    if len(first) != len(last) or len(differ) != 1:
+        return f"{names[0]} ... {names[-1]}"
+    first[differ[0]] = "{" + f"{first[differ[0]]}..{last[differ[0]]}" + "}"
+    return "".join(first)
+
+
+def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
+    """Facts as a table of two columns; nested ones get dotted names."""
+
+    def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from flat(f"{name}.{key}" if name else key, inner)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, inner in enumerate(value):
+                yield from flat(f"{name}.{i}", inner)
+        elif isinstance(value, list):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, f"{value:,}" if type(value) is int else str(value)
+
+    table = Table(title=title, box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for row in flat("", facts):
+        table.add_row(*row)
+    printer(100).print(table)

@@ -1,0 +1,97 @@
+"""A source speaks, and says what it is: a prompt continued, and the facts of its header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from configs import BadInput, budget
+from configs.spec import to_json
+from parity.source import Source, open_source
+
+
+def continuation(
+    src: str,
+    prompt: str | None,
+    ids: str | None,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    stop: bool,
+    dtype: str,
+    seed: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The prompt continued by the JAX model, as text where the source has a tokenizer."""
+    import jax
+    import numpy as np
+
+    import jaxmodel
+    from parity import sides
+
+    progress(f"reading {src}")
+    source = open_source(src, seed=seed)
+    tokenizer = source.tokenizer()
+    if prompt is None:
+        start = numbers(ids or "")
+    elif tokenizer is None:
+        raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
+    else:
+        start = tokenizer.encode(prompt).ids
+    if not start:
+        raise BadInput("the prompt is empty: give at least one token to continue")
+    with jax.enable_x64(dtype == "float64"):
+        # Layers one by one: on a CPU they decode several times faster than stacked ones.
+        model = sides.jax_model(source.spec, source.tensors, dtype, "unroll")
+        progress("compiling and decoding")
+        try:
+            out = jaxmodel.generate(
+                model,
+                np.array([start]),
+                tokens,
+                temperature=temperature,
+                top_k=top_k,
+                eos=source.eos if stop else None,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+    new = out[0, len(start) :].tolist()
+    if tokenizer is None:
+        text = ",".join(map(str, new))
+    else:
+        text = tokenizer.decode([*start, *new], skip_special_tokens=False)
+    return {"source": source.name, "prompt_ids": start, "new_ids": new, "text": text}
+
+
+def numbers(text: str) -> list[int]:
+    """Ids written with commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(
+            f"--ids takes whole numbers with commas between them, got {text!r}"
+        ) from None
+
+
+def inspected(source: Source) -> dict[str, Any]:
+    """The facts of an opened source; the JSON of `inspect`."""
+    count = budget.parameters(source.spec)
+    width = source.dtype.itemsize
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "names": source.dialect,
+        "parameters": {"total": count.total, **asdict(count)},
+        "tensors": len(source.published),
+        "dtype": str(source.dtype),
+        "bytes": {
+            "weights": budget.weight_bytes(source.spec, width),
+            "kv_cache_per_token": budget.kv_cache_bytes(source.spec, 1, 1, width),
+        },
+        "eos": list(source.eos),
+        "carried": sorted(source.carry),
+        "spec": to_json(source.spec),
+        "notes": list(source.notes),
+    }
