@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -139,6 +140,17 @@ def test_remat_is_asked_for_or_not(remat: str, layout: str) -> None:
     traced = jax.make_jaxpr(lambda p, b: step.gradients(plan, p, b))
     text = str(traced(plan.masters, step.shapes(plan)))
     assert ("checkpoint" in text or "remat" in text) == (remat != "none")
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_forward_and_backward_run_in_the_dtype_asked_for(compute: str) -> None:
+    plan = training.plan(compute=compute)
+    traced = jax.make_jaxpr(lambda p, b: step.gradients(plan, p, b))
+    text = str(traced(plan.masters, step.shapes(plan)))
+    products = re.findall(r":(\w+)\[[\d,]*\] = dot_general", text)
+    assert len(products) > 20
+    scores = [x for x in products if x == "f32"]  # attention's are never narrower
+    assert len(scores) <= 4 if compute == "bfloat16" else len(scores) == len(products)
 
 
 def test_parts_add_up_in_float32_whatever_computes(exact: Any) -> None:
