@@ -13,6 +13,7 @@ and cast to whatever dtype it is asked for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -192,7 +193,7 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
 
 def prove(spec: Model, layout: str, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """A BadInput with every difference between those shapes (by path) and the spec's own."""
-    due = {path: x.shape for path, x in axes.arrays(abstract(spec, layout=layout)).items()}
+    due = _due(spec, layout)
     problems = [f"  {p}: missing, expected shape {due[p]}" for p in sorted(due.keys() - shapes)]
     problems += [f"  {p}: unexpected, shape {shapes[p]}" for p in sorted(shapes.keys() - due)]
     problems += [
@@ -203,6 +204,11 @@ def prove(spec: Model, layout: str, shapes: Mapping[str, tuple[int, ...]], where
     if problems:
         shown = problems[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)
         raise BadInput(f"{where} does not hold its spec's arrays:\n" + "\n".join(shown))
+
+
+@functools.lru_cache(maxsize=8)  # a reader of many parts asks for each of them
+def _due(spec: Model, layout: str) -> dict[str, tuple[int, ...]]:
+    return {path: x.shape for path, x in axes.arrays(abstract(spec, layout=layout)).items()}
 
 
 def refuse_narrowing(
