@@ -29,7 +29,12 @@ app = typer.Typer(
 
 SRC = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-SEED = Annotated[int, typer.Option(help="Seed of a preset's random weights, inputs and sampling.")]
+SEED = Annotated[
+    int,
+    typer.Option(
+        min=0, max=2**32 - 1, help="Seed of a preset's random weights, inputs and sampling."
+    ),
+]
 
 
 class Target(StrEnum):
@@ -62,8 +67,10 @@ def answering(as_json: bool = False) -> Iterator[None]:
 
     try:
         yield
-    except (BadInput, FileExistsError) as error:
+    except BadInput as error:
         message = str(error)
+    except OSError as error:  # a disk, a path or a right that is not there
+        message = f"{error.filename or 'the file system'}: {error.strerror or error}"
     except ModuleNotFoundError as error:
         extra = {"torch": "torch", "transformers": "hf"}.get(error.name or "")
         if extra is None:

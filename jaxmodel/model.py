@@ -14,7 +14,7 @@ from configs import spec as specs
 from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import Cache, Seen, visible
 from jaxmodel.norm import NORMS
-from jaxmodel.stack import LAYOUTS
+from jaxmodel.stack import LAYOUTS, REMATS
 
 
 class Embedding(nnx.Module):
@@ -67,8 +67,12 @@ class Decoder(nnx.Module):
         layout: str = "scan",
         remat: str = "none",
     ):
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        if remat not in REMATS:
+            raise ValueError(f"remat must be one of {', '.join(REMATS)}, got {remat!r}")
         residual = spec.init_std / (2 * len(spec.layers)) ** 0.5
-        make = Maker(rngs.params(), jnp.dtype(dtype), spec.init_std, residual)
+        make = Maker(rngs.params(), check_dtype(dtype), spec.init_std, residual)
         make = make.within("decoder", d=spec.d, v=spec.vocab)
         self.spec = spec
         self.embed = Embedding(make)
@@ -87,17 +91,19 @@ class Decoder(nnx.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary.
+        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a position
+        outside 0 ... max_len - 1.
         """
         ids = check_ids(ids, self.spec)
         b, t = ids.shape
         start = jnp.zeros((), jnp.int32)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+        else:
+            positions = check_beside("positions", positions, ids, (0, self.spec.max_len))
         if segments is not None:
-            segments = jnp.asarray(segments)
-        mask = visible(b, t, t, start, segments)
-        logits, _ = self.forward(ids, Seen(jnp.asarray(positions), start, mask))
+            segments = check_beside("segments", segments, ids, (-(2**31), 2**31))
+        logits, _ = self.forward(ids, Seen(positions, start, visible(b, t, t, start, segments)))
         return logits
 
     def forward(
@@ -124,6 +130,19 @@ class Decoder(nnx.Module):
         return logits, Cache(layers, cache.length + t)
 
 
+def check_dtype(dtype: Any) -> jnp.dtype:
+    """A floating-point dtype that JAX will keep, or a ValueError."""
+    try:
+        wanted = jnp.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"dtype must be a floating-point dtype, got {dtype!r}") from None
+    if not jnp.issubdtype(wanted, jnp.floating):
+        raise ValueError(f"dtype must be a floating-point dtype, got {wanted}")
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ValueError(f"JAX would narrow {wanted} to 32 bits; set JAX_ENABLE_X64=1")
+    return wanted
+
+
 def check_ids(ids: Any, spec: specs.Model) -> Array:
     """Token ids as an array, or a ValueError.
 
@@ -146,6 +165,24 @@ def check_ids(ids: Any, spec: specs.Model) -> Array:
             bad = low if low < 0 else high
             raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
     return jnp.asarray(ids)
+
+
+def check_beside(name: str, values: Any, ids: Array, within: tuple[int, int]) -> Array:
+    """Positions or segments, one integer for each id and in range, or a ValueError.
+
+    JAX would broadcast a wrong shape, wrap a 64-bit value and take a float for an integer.
+    """
+    values = values if isinstance(values, jax.Array) else np.asarray(values)
+    if values.shape != ids.shape:
+        raise ValueError(f"{name} must have the shape of ids {ids.shape}, got {values.shape}")
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{name} must be integers, got {values.dtype}")
+    if not isinstance(values, jax.core.Tracer):
+        low, high = int(np.asarray(values).min()), int(np.asarray(values).max())
+        if low < within[0] or high >= within[1]:
+            bad = low if low < within[0] else high
+            raise ValueError(f"{name} must be in {within[0]} ... {within[1] - 1}, got {bad}")
+    return jnp.asarray(values)
 
 
 def abstract(spec: specs.Model, *, dtype: Any = jnp.float32, layout: str = "scan") -> Decoder:

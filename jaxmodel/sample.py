@@ -14,6 +14,8 @@ from configs import spec as specs
 from jaxmodel.cache import Cache
 from jaxmodel.model import Decoder, check_ids
 
+COLDEST = 1e-30  # colder is the same, and would overflow or divide by a float32 zero
+
 
 @jax.jit
 def prefill(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -25,6 +27,12 @@ def step(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache
     return model.extend(ids, cache)
 
 
+@jax.jit
+def finite(logits: jax.Array) -> jax.Array:
+    """Whether every logit is a number: argmax and sampling would go on from NaN without a word."""
+    return jnp.isfinite(logits).all()
+
+
 def pick(logits: jax.Array, key: jax.Array, temperature: float, top_k: int | None) -> jax.Array:
     """The next id of each row, from logits (b v). Temperature 0 is argmax.
 
@@ -32,7 +40,8 @@ def pick(logits: jax.Array, key: jax.Array, temperature: float, top_k: int | Non
     """
     if temperature == 0:
         return jnp.argmax(logits, axis=-1)
-    scores = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
+    scores = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    scores = (scores - scores.max(axis=-1, keepdims=True)) / max(temperature, COLDEST)
     if top_k is not None:
         kth = jax.lax.top_k(scores, top_k)[0][:, -1:]
         scores = jnp.where(scores >= kth, scores, -jnp.inf)
@@ -55,7 +64,8 @@ def generate(
     A row is finished at the first eos it *generates* (several ids may end a row; an eos in the
     prompt ends nothing) and is then filled with that eos while other rows go on. It stops when
     every row is finished, at max_len, or after `new_tokens`. `each` is called with every new
-    column of ids (b), for those who print as they go. ValueError on arguments out of range.
+    column of ids (b), for those who print as they go. ValueError on arguments out of range, and
+    when logits come out that are no numbers.
     """
     ids = np.asarray(check_ids(ids, model.spec))
     ids = ids.astype(np.promote_types(ids.dtype, np.int32))  # it may be too narrow for ids to come
@@ -72,6 +82,8 @@ def generate(
     columns = [ids]
     last, done = ids[:, -1], np.zeros(b, bool)
     for i in range(new_tokens):
+        if not finite(logits):
+            raise ValueError(f"the logits after token {t + i} are not finite: look at the weights")
         new = np.asarray(choose(logits, jax.random.fold_in(key, i), temperature, top_k))
         last = np.where(done, last, new).astype(ids.dtype)
         done |= np.isin(last, ends)
@@ -91,6 +103,13 @@ def check_sampling(
     eos: int | Sequence[int] | None,
 ) -> np.ndarray:
     """The end ids as an array, once every argument is in range; else a ValueError."""
+    for name, value, kinds in (
+        ("new_tokens", new_tokens, (int, np.integer)),
+        ("temperature", temperature, (int, float, np.number)),
+        ("top_k", 1 if top_k is None else top_k, (int, np.integer)),
+    ):
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(f"{name} must be a number, whole for a count, got {value!r}")
     if new_tokens < 0:
         raise ValueError(f"new_tokens must not be negative, got {new_tokens}")
     if not 0 <= temperature < float("inf"):

@@ -174,6 +174,10 @@ def check(
     """
     import jax
 
+    if not dtypes:
+        raise BadInput(f"name at least one dtype to compare in: {', '.join(NUMPY)}")
+    if tokens < 8:
+        raise BadInput(f"a check needs 8 tokens or more, got {tokens}")
     unknown = sorted(set(dtypes) - set(NUMPY))
     if unknown:
         raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(NUMPY)}")

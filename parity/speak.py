@@ -32,6 +32,8 @@ def continuation(
 
     progress(f"reading {src}")
     source = open_source(src, seed=seed)
+    for note in source.notes:
+        progress(f"note: {note}")
     tokenizer = source.tokenizer()
     if prompt is None:
         start = numbers(ids or "")

@@ -157,7 +157,11 @@ MISTAKES = {
     "id out of range": (("generate", GOLDEN, "--ids", "1,19"), "ids must be in 0 ... 18, got 19"),
     "negative id": (("generate", GOLDEN, "--ids", "-1"), "ids must be in 0 ... 18, got -1"),
     "too long": (("generate", GOLDEN, "--ids", ",".join("1" * 13)), "1 to 12 tokens long, got 13"),
-    "top_k 0": (("generate", GOLDEN, "--ids", "1", "--top-k", "0"), "top_k must be in 1 ... 19"),
+    "top_k 0": (
+        ("generate", GOLDEN, "--ids", "1", "--top-k", "0", "--temperature", "1"),
+        "top_k must be in 1 ... 19",
+    ),
+    "top_k of a likeliest": (("generate", GOLDEN, "--ids", "1", "--top-k", "3"), "no effect"),
     "cold": (("generate", GOLDEN, "--ids", "1", "--temperature", "-1"), "temperature must be 0"),
     "fewer than none": (("generate", GOLDEN, "--ids", "1", "--tokens", "-1"), "new_tokens must"),
     "no run file": (("train", "nowhere.toml"), "nowhere.toml"),

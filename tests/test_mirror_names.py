@@ -39,12 +39,14 @@ ONLY_JAX = {
         "Decoder.forward": "the computation, with a cache or without",
         "Decoder.start": "an empty cache",
         "Decoder.extend": "a step with the cache",
+        "check_dtype": "torch refuses or keeps a dtype by itself",
         "abstract": "shapes without memory; torch has its meta device",
     },
 }
 ONLY_TORCH = {
     "model.py": {
         "Decoder.reset": "a JAX parameter is drawn where it is declared",
+        "COLDEST": "stands in jaxmodel/sample.py",
         "generate": "stands in jaxmodel/sample.py",
     },
 }
@@ -133,7 +135,8 @@ def reads_of_spec(function: ast.FunctionDef) -> list[int]:
     checked = {
         id(node)
         for call in ast.walk(function)
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "check_ids"
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "id", "") in ("check_ids", "check_beside")
         for node in ast.walk(call)
     }
     return [

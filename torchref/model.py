@@ -85,12 +85,17 @@ class Decoder(nn.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, or an id outside the vocabulary.
+        a length of 0 or over max_len, an id outside the vocabulary or a position outside
+        0 ... max_len - 1.
         """
         check_ids(ids, self.spec)
         b, t = ids.shape
         if positions is None:
             positions = torch.arange(t, device=ids.device).expand(b, t)
+        else:
+            check_beside("positions", positions, ids, (0, self.spec.max_len))
+        if segments is not None:
+            check_beside("segments", segments, ids, (-(2**31), 2**31))
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
@@ -98,6 +103,9 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, positions, mask)
         return self.head(self.norm(x), self.embed)
+
+
+COLDEST = 1e-30  # colder is the same, and would overflow or divide by a float32 zero
 
 
 def check_ids(ids: Tensor, spec: specs.Model) -> None:
@@ -115,6 +123,20 @@ def check_ids(ids: Tensor, spec: specs.Model) -> None:
     if low < 0 or high >= spec.vocab:
         bad = low if low < 0 else high
         raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
+
+
+def check_beside(name: str, values: Tensor, ids: Tensor, within: tuple[int, int]) -> None:
+    """A ValueError unless positions or segments are one integer for each id, and in range."""
+    if values.shape != ids.shape:
+        raise ValueError(
+            f"{name} must have the shape of ids {tuple(ids.shape)}, got {tuple(values.shape)}"
+        )
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers, got {values.dtype}")
+    low, high = int(values.min()), int(values.max())
+    if low < within[0] or high >= within[1]:
+        bad = low if low < within[0] else high
+        raise ValueError(f"{name} must be in {within[0]} ... {within[1] - 1}, got {bad}")
 
 
 @torch.no_grad()
@@ -153,7 +175,7 @@ def generate(
         if temperature == 0:
             new = logits.argmax(dim=-1)
         else:
-            scores = logits / temperature
+            scores = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, COLDEST)
             if top_k is not None:
                 kth = scores.topk(top_k, dim=-1).values[:, -1:]
                 scores = scores.masked_fill(scores < kth, float("-inf"))
