@@ -30,6 +30,8 @@ LEGEND = {
     "l": "stacked layers",
 }
 
+MOST = 10_000  # repetitions of a pattern of layers
+
 Size = Annotated[int, Field(gt=0, description="a count of something: a positive integer")]
 Small = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -116,6 +118,12 @@ class Run:
 
     blocks: Annotated[tuple[Block, ...], Field(min_length=1)]
     times: Size
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Run:
+        if self.times > MOST:  # a typing error would keep a machine busy for hours
+            raise ValueError(f"times={self.times} is more than {MOST} repetitions of a pattern")
+        return self
 
 
 @spec

@@ -16,8 +16,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from configs import BadInput, nearest
+from configs import BadInput, nearest, places
 from configs.spec import Model, from_json, to_json
 from jaxmodel import axes
 from jaxmodel.model import Decoder, abstract
@@ -37,6 +35,7 @@ FORMAT = 1
 HEADER = "jaxtwin.json"
 PARAMS = "params"
 COMMITTED = "commit_success.txt"  # Orbax writes it last, on every kind of file system
+TAKEN = "exists and is not empty; name another folder or remove it first"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,8 @@ def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Save
     if step not in known:
         raise BadInput(f"{folder} has no complete step {step}; complete: {known}")
     stored = contents(folder / str(step)).get(PARAMS, {})
-    shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
+    with readable(folder / str(step)):  # what is no array has no shape
+        shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
     prove(spec, layout, {path: x.shape for path, x in shapes.items()}, f"{folder / str(step)}")
     return Saved(spec, layout, step, shapes)
 
@@ -169,12 +169,16 @@ def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadInput(f"{folder} is not a checkpoint of ours: it has no {HEADER}") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if (
+        not isinstance(data, dict)
+        or type(data.get("format")) is not int
+        or data["format"] != FORMAT
+    ):
         got = data.get("format") if isinstance(data, dict) else data
         raise BadInput(f"{path}: format {got!r} is not known here; this version reads {FORMAT}")
-    if data.keys() != {"format", "spec", "layout"} or data["layout"] not in LAYOUTS:
+    if data.keys() != {"format", "spec", "layout"} or data["layout"] not in list(LAYOUTS):
         raise BadInput(f"{path} must hold format, spec and a layout of {sorted(LAYOUTS)}")
     return from_json(data["spec"], str(path)), data["layout"]
 
@@ -249,10 +253,8 @@ def relaid(
 
 
 def refuse_taken(folder: str | os.PathLike[str]) -> None:
-    """A BadInput unless the folder is absent or empty."""
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise BadInput(f"{folder} exists and is not empty; name another folder or remove it first")
+    """A BadInput unless the folder is absent or empty, and could be written."""
+    places.refuse_taken(folder, TAKEN)
 
 
 def storage(*, partial: bool = False) -> ocp.Context:
@@ -289,16 +291,9 @@ def readable(step: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A hidden sibling to write into, which takes the folder's name once all went well."""
-    refuse_taken(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    hidden.mkdir()
-    try:
+    with places.appearing(folder, TAKEN) as hidden:
+        hidden.mkdir()
         yield hidden
-        os.replace(hidden, folder)
-    except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
 
 
 def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:

@@ -134,10 +134,26 @@ def torch_tensors(state: Any, path: Path) -> dict[str, Tensor]:
     def reader(value: Any) -> Callable[[], np.ndarray]:
         return lambda: bridge.to_numpy(value)
 
+    strange = [f"  {name}: {what}" for name, value in state.items() if (what := unlike(value))]
+    if strange:
+        raise BadInput(f"{path} must hold dense tensors on the CPU only:\n{listed(strange)}")
     return {
         name: Tensor(tuple(value.shape), dtypes[value.dtype], reader(value))
         for name, value in state.items()
     }
+
+
+def unlike(value: Any) -> str:
+    """What keeps a torch tensor from being plain values in memory; empty if nothing does."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.device.type != "cpu":
+        return f"on the device {value.device}"
+    if value.layout is not torch.strided or value.is_nested:
+        return "nested" if value.is_nested else str(value.layout)
+    return "a view that negates or conjugates" if value.is_neg() or value.is_conj() else ""
 
 
 def npz_file(path: Path) -> dict[str, Tensor]:

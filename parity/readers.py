@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,27 @@ def pt_file(path: Path) -> tuple[Model, dict[str, Tensor], dict[str, bytes]]:
             f"{path} does not say what model its tensors are of. A .pt of ours holds format, spec "
             "and state; other weights go in a folder, as pytorch_model.bin beside their config.json"
         )
-    if data.get("format") != 1:
+    if type(data.get("format")) is not int or data["format"] != 1:
         raise BadInput(f"{path}: format {data.get('format')!r} is not known; this version reads 1")
-    if odd := sorted(data.keys() - {"format", "spec", "state", "files"}):
-        raise BadInput(f"{path} holds what nothing would read: {', '.join(map(str, odd))}")
+    if odd := sorted(map(str, data.keys() - {"format", "spec", "state", "files"})):
+        raise BadInput(f"{path} holds what nothing would read: {', '.join(odd)}")
     tensors = files.torch_tensors(data["state"], path)
-    carried = data.get("files", {})
     try:
-        carry = {str(name): value.numpy().tobytes() for name, value in carried.items()}
-    except AttributeError:
-        raise BadInput(f"{path}: files must hold byte tensors by file name") from None
-    return from_json(data["spec"], str(path)), tensors, carry
+        json.dumps(data["spec"])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: spec must be plain data, as JSON has it: {error}") from None
+    return from_json(data["spec"], str(path)), tensors, _bytes_by_name(data.get("files", {}), path)
+
+
+def _bytes_by_name(carried: Any, path: Path) -> dict[str, bytes]:
+    import torch
+
+    if not isinstance(carried, Mapping) or not all(
+        isinstance(name, str) and not files.unlike(value) and value.dtype == torch.uint8
+        for name, value in carried.items()
+    ):
+        raise BadInput(f"{path}: files must hold byte tensors by file name")
+    return {name: value.numpy().tobytes() for name, value in carried.items()}
 
 
 def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
@@ -119,13 +130,13 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     return saved, backward(rows, here, str(folder))
 
 
-def golden_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """The weights and gradients of a golden .npz by the reference's names, and its other records:
+def golden_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The weights and gradients of a golden .npz by the reference's names, and its other records.
 
-    config (JSON text), ids (b t), logits (b t v), loss, and for each recorded generation its
-    prompt, its ids and the eos it was given. BadInput when any is missing or not known.
+    BadInput when any is missing or not known.
     """
     parts: dict[str, dict[str, Tensor]] = {"weight": {}, "grad": {}, "generate": {}, "": {}}
+    records: dict[str, Tensor] = {}
     for name, tensor in files.npz_file(path).items():
         part, _, rest = name.rpartition("/")
         if part not in parts:
@@ -133,20 +144,64 @@ def golden_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[
         parts[part][rest] = tensor
         if part in ("weight", "grad") and tensor.dtype not in files.FLOATS.values():
             raise BadInput(f"{path}: {name} is {tensor.dtype}, no dtype of weights")
-    eight = {"greedy8_from_first4": None, "greedy8_with_eos": "eos_id", "greedy_to_context": None}
-    wanted = {"": {"config", "ids", "logits", "loss"}, "generate": {*eight, "eos_id"}}
+        if part not in ("weight", "grad"):
+            records[name] = tensor
+    wanted = {"": {"config", "ids", "logits", "loss"}, "generate": {*GENERATED, "eos_id"}}
     for part, names in wanted.items():
         if odd := sorted(names ^ parts[part].keys()):
             raise BadInput(f"{path} is not a golden file: {', '.join(odd)} missing or not known")
-    recorded: dict[str, Any] = {name: tensor.read() for name, tensor in parts[""].items()}
-    generated = {name: tensor.read() for name, tensor in parts["generate"].items()}
-    recorded["loss"] = float(recorded["loss"])
-    recorded["generate"] = {
-        name: {
-            "prompt": recorded["ids"][:, :4],
-            "ids": generated[name],
-            "eos": int(generated[eos]) if eos else None,
-        }
-        for name, eos in eight.items()
-    }
-    return parts["weight"], parts["grad"], recorded
+    if records["config"].dtype.kind != "U" or records["config"].shape != ():
+        raise BadInput(f"{path}: config must be one string; {_seen(records['config'])}")
+    return parts["weight"], parts["grad"], records
+
+
+PROMPT = 4  # how many of the ids every recorded generation begins with
+GENERATED = {  # name -> the new tokens (None: up to the context's end), and its end token's name
+    "greedy8_from_first4": (8, None),
+    "greedy8_with_eos": (8, "eos_id"),
+    "greedy_to_context": (None, None),
+}
+
+
+def golden_records(records: Mapping[str, Tensor], spec: Model, where: str) -> dict[str, Any]:
+    """The recorded results: ids (b t), logits (b t v), loss, and for each recorded generation its
+
+    prompt, its ids and the eos it was given. BadInput, with the array's name, on one that is not of
+    the shape, the kind or the vocabulary that its model gives it.
+    """
+
+    def need(good: bool, name: str, what: str) -> None:
+        if not good:
+            raise BadInput(f"{where}: {name} must be {what}; {_seen(records[name])}")
+
+    def whole(name: str, rank: int) -> np.ndarray:
+        known = f"ids from 0 to {spec.vocab - 1}"
+        what = f"integers (batch, time), {known}" if rank else f"one integer, of the {known}"
+        need(records[name].dtype.kind in "iu" and len(records[name].shape) == rank, name, what)
+        x = records[name].read()
+        need(bool(((x >= 0) & (x < spec.vocab)).all()), name, what)
+        return x
+
+    need(records["loss"].dtype.kind == "f" and records["loss"].shape == (), "loss", "one float")
+    ids = whole("ids", 2)
+    fits = ids.shape[0] > 0 and PROMPT <= ids.shape[1] <= spec.max_len
+    need(fits, "ids", f"(batch, {PROMPT} to {spec.max_len})")
+    full = (*ids.shape, spec.vocab)
+    logits = records["logits"]
+    need(logits.dtype.kind == "f" and logits.shape == full, "logits", f"floats {full}")
+    eos = int(whole("generate/eos_id", 0))
+    generate = {}
+    for name, (new, ends) in GENERATED.items():
+        key = f"generate/{name}"
+        shape = (len(ids), spec.max_len if new is None else min(PROMPT + new, spec.max_len))
+        tokens = whole(key, 2)
+        need(tokens.shape == shape, key, f"{shape}, the prompt included")
+        same = np.array_equal(tokens[:, :PROMPT], ids[:, :PROMPT])
+        need(same, key, f"a continuation of the first {PROMPT} ids")
+        generate[name] = {"prompt": ids[:, :PROMPT], "ids": tokens, "eos": eos if ends else None}
+    loss = float(records["loss"].read())
+    return {"ids": ids, "logits": logits.read(), "loss": loss, "generate": generate}
+
+
+def _seen(record: Tensor) -> str:
+    return f"it is {record.dtype} {record.shape}"

@@ -81,7 +81,13 @@ def tied_once(
         out[embed] = out.pop(head)
         return out
     one, other = out[embed], out[head]
-    if (one.shape, one.dtype) != (other.shape, other.dtype) or not same_bits(one, other):
+    if one.dtype != other.dtype:
+        raise BadInput(
+            f"{where}: the config says that embeddings are tied, and {head} is there and differs "
+            f"from {embed} in dtype ({other.dtype}, not {one.dtype}); store both in one dtype, or "
+            f"{embed} alone"
+        )
+    if one.shape != other.shape or not same_bits(one, other):
         raise BadInput(
             f"{where}: the config says that embeddings are tied, and {head} is there and differs "
             f"from {embed}; set tie_word_embeddings to false if the head is one of its own"

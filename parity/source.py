@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import PRESETS, BadInput, Model, nearest, preset
-from parity import dialects, files, readers, settle, table, tokenizer
-from parity.dialects.hf_llama import TOKEN_IDS, decoder_config
+from parity import dialects, files, readers, settle, table, token_ids, tokenizer
+from parity.dialects.hf_llama import decoder_config
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward, moves, prove, shapes_there
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 IDS = "token_ids.json"  # the bos, eos and pad ids of a config.json, among the carried files
-GENERATION = "generation_config.json"
+SHORT = {np.dtype(np.float16), files.FLOATS["BF16"]}
 CARRIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,7 +39,7 @@ CARRIED = (
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
-    GENERATION,
+    token_ids.GENERATION,
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -89,7 +89,10 @@ class Source:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of the tensors; of a mixture, the narrowest that holds every value."""
-        return np.dtype(np.result_type(*{tensor.dtype for tensor in self.tensors.values()}))
+        held = {tensor.dtype for tensor in self.tensors.values()}
+        if held >= SHORT:  # each holds what the other cannot; NumPy knows no common one
+            held = {*held - SHORT, np.dtype(np.float32)}
+        return np.dtype(np.result_type(*held))
 
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, or None where there is none; BadInput if it cannot be built."""
@@ -105,6 +108,17 @@ def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
     supported, and on tensors that are not the spec's.
     """
     name = os.fspath(src)
+    if name.startswith("random:") or (name in PRESETS and name not in PACKAGES):
+        return _opened(name, seed)
+    try:
+        return _opened(name, seed)
+    except (BadInput, ImportError, AssertionError):
+        raise
+    except Exception as error:  # an odd file can make any library stumble
+        raise BadInput(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _opened(name: str, seed: int) -> Source:
     if name.startswith("random:"):
         return _preset(name, preset(name.removeprefix("random:")), seed)
     taken = name in PACKAGES or name in PRESETS
@@ -194,7 +208,7 @@ def _hf(folder: Path) -> Source:
     if "tie_word_embeddings" not in config:
         notes.append(f"{where} does not say whether embeddings are tied; a Llama's are not")
     carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
-    ids = {key: config[key] for key in TOKEN_IDS if key in config}
+    ids = token_ids.sound(config, spec, str(where), notes)
     return Source(
         name=str(folder),
         kind="hf",
@@ -205,8 +219,8 @@ def _hf(folder: Path) -> Source:
         dialect=dialect.name,
         path=folder,
         ids=ids,
-        eos=_ends(ids, carry, spec, notes),
-        notes=tuple(notes),
+        eos=token_ids.ends(ids, _generation(carry), spec, str(folder), notes),
+        notes=_mixed(tensors, notes),
         carrying=lambda: carry,
     )
 
@@ -221,14 +235,12 @@ def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> S
         said.append(f"metadata that nothing reads: {', '.join(sorted(strange)[:8])}")
     published = settle.settled(published, spec, dialect, str(path), said)
     tensors = forward(dialect.rows(spec), published, str(path))
-    ggml = {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id")}
-    ends = dict.fromkeys(at for at in ggml.values() if at is not None)
+    ids, ends = token_ids.ggml(metadata, spec, str(path), said)
     try:  # weights are of use without a tokenizer
-        carry: Mapping[str, bytes] = tokenizer.files_from_gguf(metadata, str(path))
+        carry: Mapping[str, bytes] = tokenizer.files_from_gguf(metadata, str(path), spec.vocab)
     except BadInput as error:
         carry = {}
         said.append(f"no tokenizer travels along: {error}")
-    theirs = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     return Source(
         name=name or str(path),
         kind="gguf",
@@ -238,8 +250,8 @@ def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> S
         origins=_origins(dialect.rows(spec)),
         dialect=dialect.name,
         path=path,
-        ids={k: metadata.get(f"tokenizer.ggml.{v}_token_id") for k, v in theirs.items()},
-        eos=tuple(ends),
+        ids=ids,
+        eos=ends,
         notes=tuple(said),
         carrying=lambda: carry,
     )
@@ -272,7 +284,13 @@ def _ours(
 ) -> Source:
     """A model in a format of ours, with the token ids among its carried files."""
     said = [*notes]
-    ids = files.parsed(carry[IDS], f"{IDS} of {path}") if IDS in carry else {}
+    ids: dict[str, Any] = {}
+    if IDS in carry:
+        ids = token_ids.sound(
+            files.parsed(carry[IDS], f"{IDS} of {path}"), spec, f"{IDS} of {path}", said
+        )
+    if lost := sorted(carry.keys() - {IDS, *CARRIED}):
+        said.append(f"files that are not known and do not travel along: {', '.join(lost[:8])}")
     rest = {name: data for name, data in carry.items() if name in CARRIED}
     return Source(
         name=str(path),
@@ -283,8 +301,8 @@ def _ours(
         origins=origins,
         path=path,
         ids=ids,
-        eos=_ends(ids, rest, spec, said),
-        notes=tuple(said),
+        eos=token_ids.ends(ids, _generation(rest), spec, str(path), said),
+        notes=_mixed(tensors, said),
         carrying=lambda: rest,
     )
 
@@ -294,11 +312,12 @@ def _golden(path: Path) -> Source:
     from parity.dialects import REFERENCE, from_reference
 
     weights, grads, recorded = readers.golden_file(path)
-    config = files.parsed(str(recorded.pop("config")), f"config of {path}")
+    config = files.parsed(str(recorded["config"].read()), f"config of {path}")
     spec = from_reference(config, f"config of {path}")
     rows, notes = REFERENCE.rows(spec), list[str]()
     published = settle.settled(weights, spec, REFERENCE, str(path), notes)
     named = forward(rows, grads, f"the gradients of {path}")
+    results = readers.golden_records(recorded, spec, str(path))
     return Source(
         name=str(path),
         kind="golden",
@@ -309,7 +328,7 @@ def _golden(path: Path) -> Source:
         dialect=REFERENCE.name,
         path=path,
         notes=tuple(notes),
-        golden={**recorded, "grads": {name: grad.read() for name, grad in named.items()}},
+        golden={**results, "grads": {name: grad.read() for name, grad in named.items()}},
     )
 
 
@@ -330,16 +349,12 @@ def _bytes(data: Path | bytes) -> bytes:
     return data if isinstance(data, bytes) else data.read_bytes()
 
 
-def _ends(
-    ids: Mapping[str, Any], carry: Mapping[str, Path | bytes], spec: Model, notes: list[str]
-) -> tuple[int, ...]:
-    """Every id that ends a text: generation_config.json's where it has some, else config.json's."""
-    given = ids.get("eos_token_id")
-    if GENERATION in carry:
-        said = files.parsed(_bytes(carry[GENERATION]), GENERATION).get("eos_token_id")
-        given = given if said is None else said
-    listed = given if isinstance(given, list) else [] if given is None else [given]
-    good = [at for at in listed if type(at) is int and 0 <= at < spec.vocab]
-    if len(good) < len(listed):
-        notes.append(f"eos ids {listed}: those outside the vocabulary of {spec.vocab} are left out")
-    return tuple(dict.fromkeys(good))
+def _generation(carry: Mapping[str, Path | bytes]) -> bytes | None:
+    data = carry.get(token_ids.GENERATION)
+    return None if data is None else _bytes(data)
+
+
+def _mixed(tensors: Mapping[str, Tensor], notes: list[str]) -> tuple[str, ...]:
+    """The notes, with one more where the tensors are not all of one dtype."""
+    held = sorted({str(tensor.dtype) for tensor in tensors.values()})
+    return (*notes, *([f"the tensors mix {' and '.join(held)}"] if len(held) > 1 else []))

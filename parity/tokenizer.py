@@ -90,26 +90,50 @@ def _supported(ggml: Mapping[str, Any], where: str) -> None:
         raise BadInput(f"{where} carries no tokenizer")
     if ggml["model"] != "gpt2":
         raise BadInput(f"{where}: tokenizer {ggml['model']!r} is not supported, only 'gpt2'")
-    if ggml.get("pre") not in PRE:
+    if ggml.get("pre") not in list(PRE):
         raise BadInput(
             f"{where}: pre-tokenizer {ggml.get('pre')!r} is not supported, only {sorted(PRE)}"
         )
     if missing := [key for key in ("tokens", "merges") if not ggml.get(key)]:
         raise BadInput(f"{where}: its tokenizer lacks {' and '.join(missing)}")
+    for key, kind in (("tokens", str), ("merges", str), ("token_type", int)):
+        if not _listed(ggml.get(key, []), kind):
+            raise BadInput(f"{where}: {key} of its tokenizer must be a list of {kind.__name__}")
+    if odd := [merge for merge in ggml["merges"] if " " not in merge]:
+        raise BadInput(f"{where}: {odd[0]!r} is no merge of two tokens")
+    for theirs in ROLES.values():
+        if type(at := ggml.get(f"{theirs}_token_id", 0)) is not int:
+            raise BadInput(f"{where}: tokenizer.ggml.{theirs}_token_id must be an id, got {at!r}")
     for flag in ("add_space_prefix", "add_eos_token", "add_sep_token"):
         if ggml.get(flag):
             raise BadInput(f"{where}: {flag} is not supported with this kind of tokenizer")
     if ggml.get("add_bos_token") and "bos_token_id" not in ggml:
         raise BadInput(f"{where}: add_bos_token is set and there is no bos_token_id")
+    if ggml.get("add_bos_token") and not 0 <= ggml["bos_token_id"] < len(ggml["tokens"]):
+        raise BadInput(
+            f"{where}: add_bos_token is set and bos_token_id is {ggml['bos_token_id']}, "
+            f"which is none of its {len(ggml['tokens'])} tokens"
+        )
 
 
-def files_from_gguf(metadata: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them."""
+def _listed(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
+
+
+def files_from_gguf(
+    metadata: Mapping[str, Any], where: str, vocab: int | None = None
+) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them.
+
+    BadInput as from_gguf, and when the tokens are more than the model's vocabulary.
+    """
     tokenizer = from_gguf(metadata, where)
+    if vocab is not None and (count := tokenizer.get_vocab_size()) > vocab:
+        raise BadInput(f"{where}: its tokenizer has {count} tokens, and its model only {vocab}")
     roles = {}
     for ours, theirs in ROLES.items():
         at = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-        if at is not None:
+        if at is not None and 0 <= at < len(metadata["tokenizer.ggml.tokens"]):
             roles[f"{ours}_token"] = tokenizer.id_to_token(at)
     config: dict[str, Any] = {
         # The class that takes tokenizer.json as it is; a model's own class would rebuild it.

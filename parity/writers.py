@@ -9,48 +9,22 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import shutil
 import struct
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from configs import BadInput, Model
+from configs import Model
+from configs.places import appearing, refuse_taken
 from configs.spec import to_json
 from parity.files import FLOATS
 from parity.tensors import Tensor, Tensors
 
 SHARD = 5_000_000_000  # bytes of tensors in one file, at most
 
-
-def refuse_taken(dst: Path) -> None:
-    """A BadInput where something is already: nothing is ever overwritten."""
-    if dst.is_dir() and not any(dst.iterdir()):
-        return
-    if dst.exists() or dst.is_symlink():
-        raise BadInput(f"{dst} exists and is not an empty folder; name another or remove it first")
-
-
-@contextlib.contextmanager
-def appearing(dst: Path) -> Iterator[Path]:
-    """A hidden sibling to write to (nothing is there yet), renamed to `dst` once all went well."""
-    refuse_taken(dst)
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    hidden = dst.with_name(f".{dst.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        yield hidden
-        if dst.is_dir():
-            dst.rmdir()
-        os.replace(hidden, dst)
-    except BaseException:
-        if hidden.is_dir():
-            shutil.rmtree(hidden, ignore_errors=True)
-        hidden.unlink(missing_ok=True)
-        raise
+__all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "write_pt"]
 
 
 def write_hf(

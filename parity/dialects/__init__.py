@@ -32,7 +32,7 @@ def of_architecture(
 
 
 def _known(table: Mapping[str, Any], name: Any, key: str, where: str) -> Any:
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
     said = f"{key} {name!r} is not supported" if name is not None else f"{key} is missing"
     raise BadInput(f"{where}: {said}; supported: {', '.join(sorted(table))}")

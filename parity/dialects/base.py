@@ -8,6 +8,7 @@ written "{theirs}" and "{ours}": it is split into pairs and put in the order tha
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -91,7 +92,9 @@ class Fields:
 
     def choice(self, key: str, choices: Mapping[Any, Any]) -> Any:
         """One of the known words, translated."""
-        value = self._take(key, ANY, lambda x: x in choices, " or ".join(map(repr, choices)))
+        value = self._take(
+            key, ANY, lambda x: isinstance(x, str) and x in choices, " or ".join(map(repr, choices))
+        )
         return choices.get(value)
 
     def _take(self, key: str, absent: Any, good: Any, kind: str) -> Any:
@@ -128,7 +131,9 @@ def said(value: Any) -> str:
 
 
 def is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x < float("inf")
+    """A number from 0 up to the greatest float; an integer in JSON may be greater."""
+    whole_or_not = isinstance(x, (int, float)) and not isinstance(x, bool)
+    return whole_or_not and 0 <= x <= sys.float_info.max
 
 
 def made(build: Any, where: str, **sizes: Any) -> Model:

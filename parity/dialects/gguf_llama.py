@@ -65,7 +65,7 @@ def from_gguf(metadata: Mapping[str, Any], names: Collection[str], where: str) -
     The file has no flag for tying: the head is the embedding when there is no output.weight. A
     BadInput names every setting that is missing, unknown or not supported.
     """
-    if metadata.get("split.count", 0) > 1:
+    if metadata.get("split.count", 0) not in (0, 1):
         raise BadInput(
             f"{where} is one part of a split GGUF; llama-gguf-split --merge makes it one"
         )
@@ -80,7 +80,9 @@ def from_gguf(metadata: Mapping[str, Any], names: Collection[str], where: str) -
         if (width := fields.whole(key, absent=None)) is not None
     }
     sizes = {
-        "vocab": fields.whole("vocab_size", absent=len(tokens) if tokens else None),
+        "vocab": fields.whole(
+            "vocab_size", absent=len(tokens) if isinstance(tokens, list) else None
+        ),
         "d": fields.whole("embedding_length"),
         "layers": fields.whole("block_count"),
         "heads": heads,
@@ -105,4 +107,5 @@ def from_gguf(metadata: Mapping[str, Any], names: Collection[str], where: str) -
 
 def decimal(x: float) -> float:
     """The shortest decimal with this float32: a file says 9.99999974e-06 and means 1e-05."""
-    return float(str(np.float32(x)))
+    with np.errstate(over="ignore"):  # infinity, which the spec refuses
+        return float(str(np.float32(x)))

@@ -1,0 +1,106 @@
+"""Where results are written: whole or not at all, and never over what is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import BadInput
+
+TAKEN = "exists and is not an empty folder; name another or remove it first"
+
+
+def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
+    """The place that `dst` names, absolute and without links and dots in the way to it.
+
+    BadInput where something is already (an empty folder is nothing), and where nothing could ever
+    be written: below what is no folder, without permission, under a name that is too long.
+    """
+    if "\0" in os.fspath(dst):  # to some of the calls below that is only a file not there
+        raise BadInput(f"{os.fspath(dst)!r} cannot be written: a name has no null character")
+    try:
+        place = _resolved(Path(dst))
+        if place.is_dir() and not any(place.iterdir()):
+            return place
+        if os.path.lexists(place):
+            raise BadInput(f"{dst} {taken}")
+        missing = [place, *_missing(place)]
+        base = missing[-1].parent
+        if not base.is_dir():
+            raise BadInput(f"{dst} cannot be written: {base} is not a folder")
+        if not os.access(base, os.W_OK | os.X_OK):
+            raise BadInput(f"{dst} cannot be written: no permission to write in {base}")
+        most = os.pathconf(base, "PC_NAME_MAX")
+    except BadInput:
+        raise
+    except (OSError, RuntimeError) as error:  # such as a loop of links
+        raise BadInput(f"{dst} cannot be written: {error}") from None
+    if any(len(os.fsencode(part.name)) > most for part in missing):
+        raise BadInput(f"{dst} cannot be written: a name has at most {most} bytes there")
+    return place
+
+
+@contextlib.contextmanager
+def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]:
+    """A hidden sibling to write to (nothing is there yet), named `dst` once all went well.
+
+    BadInput as `refuse_taken`, and when something has appeared at `dst` by then: it is left alone.
+    """
+    place = refuse_taken(dst, taken)
+    new = _missing(place)
+    hidden = place.with_name(f".{uuid.uuid4().hex[:12]}.part")  # short: any legal name has room
+    try:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{dst} cannot be written: {error}") from None
+        yield hidden
+        _name(hidden, place, dst)
+    except BaseException:
+        if hidden.is_dir():
+            shutil.rmtree(hidden, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            hidden.unlink(missing_ok=True)
+        for parent in new:
+            with contextlib.suppress(OSError):  # not ours alone any more
+                parent.rmdir()
+        raise
+
+
+def _resolved(path: Path) -> Path:
+    """The way to it resolved, not the name itself: a link that leads nowhere is something there."""
+    if path.name in ("", "..") or path.is_dir():
+        return path.resolve()
+    return path.parent.resolve() / path.name
+
+
+def _missing(place: Path) -> list[Path]:
+    """The folders above it that are not there, the nearest first."""
+    return [parent for parent in place.parents if not os.path.lexists(parent)]
+
+
+def _name(hidden: Path, place: Path, dst: str | os.PathLike[str]) -> None:
+    """Gives what is written its name, unless that has been taken meanwhile."""
+    try:
+        if hidden.is_dir():
+            os.rename(hidden, place)  # takes the place of an empty folder and of nothing else
+            return
+        if place.is_dir():
+            place.rmdir()
+        try:
+            os.link(hidden, place)  # fails where a rename would overwrite
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            place.open("xb").close()
+            os.replace(hidden, place)
+        else:
+            hidden.unlink()
+    except OSError as error:
+        if os.path.lexists(place):
+            raise BadInput(f"{dst} appeared meanwhile and is left alone") from None
+        raise BadInput(f"{dst} cannot be written: {error}") from None
