@@ -17,7 +17,7 @@ import torch
 from configs import BadInput, Run
 from configs.spec import to_json
 from jaxmodel import checkpoint
-from parity import files, source, tokenizer
+from parity import bridge, files, source, tokenizer
 from parity.source import open_source
 from tests.folders import (
     edit_config,
@@ -362,8 +362,6 @@ def test_float16_beside_bfloat16_is_held_by_float32(folder: Path) -> None:
     tensors = {name: x.astype(np.float16) for name, x in stored(folder).items()}
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(ml_dtypes.bfloat16)
     from safetensors.torch import save_file
-
-    from parity import bridge
 
     save_file(
         {name: bridge.to_torch(x) for name, x in tensors.items()}, folder / "model.safetensors"
