@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 SRC = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
+SAVE = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 SEED = Annotated[
     int,
@@ -155,6 +156,7 @@ def check(
     show_all: Annotated[bool, typer.Option("--all", help="Show every comparison.")] = False,
     seed: SEED = 0,
     as_json: JSON = False,
+    save: SAVE = None,
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
@@ -170,6 +172,8 @@ def check(
                 seed=seed,
                 progress=progress,
             )
+        if save:
+            save.write_text(json.dumps(report.to_json(), indent=1))
         if as_json:
             print(json.dumps(report.to_json()))
         else:
@@ -234,12 +238,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Override the file's number of steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="Override the file's run folder.")] = None,
     as_json: JSON = False,
+    save: SAVE = None,
 ) -> None:
     """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
     with answering(as_json):
         from parity.report import show_facts
 
         summary = trained(config, steps=steps, out=out)
+        if save:
+            save.write_text(json.dumps(summary, indent=1))
         if as_json:
             print(json.dumps(summary))
         else:
@@ -344,16 +351,22 @@ def stage_convert(out: Path, steps: int, progress: Callable[[str], None], consol
     return f"{report['tensors']} tensors, {report['bytes']:,} bytes -> {out / 'jax'}"
 
 
-def stage_check(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
-    from parity.proof import check as run
-    from parity.report import show, verdict
+def verb(*words: str) -> None:
+    """One of our own verbs in a process of its own, which gives its memory back.
 
-    report = run(MODEL, progress=progress)
-    show(report, console)
-    (out / "check.json").write_text(json.dumps(report.to_json(), indent=1))
-    if not report.equal:
-        raise typer.Exit(1)
-    return f"{verdict(report)} -> {out / 'check.json'}"
+    (And simulated devices must be there before JAX starts.)
+    """
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-m", "jaxtwin", *words], check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+
+
+def stage_check(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
+    verb("check", MODEL, "--save", str(out / "check.json"))
+    checks = json.loads((out / "check.json").read_text())["checks"]
+    return f"equal: all {len(checks)} comparisons hold -> {out / 'check.json'}"
 
 
 def stage_generate(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
@@ -383,24 +396,16 @@ def stage_export(out: Path, steps: int, progress: Callable[[str], None], console
 
 
 def stage_train(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
-    """In a process of its own: simulated devices must be there before JAX starts."""
-    import subprocess
-
-    progress("starting")
-    file = str(Path(runs_folder()) / "finetune-smollm2.toml")
-    words = ["train", file, "--steps", str(steps), "--out", str(out / "run"), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxtwin", *words], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise typer.Exit(done.returncode)
-    losses = [step["loss"] for step in json.loads(done.stdout)["steps"]]
+    file, said = str(Path(runs_folder()) / "finetune-smollm2.toml"), out / "train.json"
+    verb("train", file, "--steps", str(steps), "--out", str(out / "run"), "--save", str(said))
+    losses = [step["loss"] for step in json.loads(said.read_text())["steps"]]
     first, last = (sum(part) / len(part) for part in (losses[:5], losses[-5:]))
-    said = f"loss {first:.3f} -> {last:.3f} (mean of the first and the last 5 of {steps} steps)"
-    console.print(said)
     if not last < first:
         raise typer.Exit(1)
-    return f"{said} on 2 x 2 x 2 devices -> {out / 'run'}"
+    return (
+        f"loss {first:.3f} -> {last:.3f} (mean of the first and the last 5 of {steps} steps) "
+        f"on 2 x 2 x 2 devices -> {out / 'run'}"
+    )
 
 
 def stage_finish(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
