@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -65,7 +64,7 @@ def tokenizer() -> tokenizers.Tokenizer:
         single="<|begin|> $A <|end|>", special_tokens=[("<|begin|>", 0), ("<|end|>", 1)]
     )
     made.enable_truncation(7)
-    made.enable_padding(length=7)
+    made.enable_padding()  # to the longest of a batch, with id 0
     return made
 
 
@@ -230,15 +229,15 @@ def test_a_place_in_another_order_is_refused(changes: dict[str, int]) -> None:
 
 
 def test_each_device_holds_its_own_rows() -> None:
-    batches = feed((2, 2, 2), batch=8)
-    batch = next(batches)
-    whole = np.asarray(batch.ids)
-    for shard in batch.ids.addressable_shards:
-        assert shard.data.shape == (2, 7)
-        assert (np.asarray(shard.data) == whole[shard.index]).all()
-    starts = {shard.index[0].start for shard in batch.ids.addressable_shards}
-    assert starts == {0, 2, 4, 6}
-    assert jax.tree.all(jax.tree.map(lambda x: x.shape == (8, 7), batch))
+    batch = next(feed((2, 2, 2), batch=8))
+    alone = next(feed(batch=8))
+    for field in ("ids", "labels", "positions", "segments"):
+        whole = np.asarray(getattr(alone, field))
+        shards = getattr(batch, field).addressable_shards
+        assert {shard.index[0].start for shard in shards} == {0, 2, 4, 6}
+        for shard in shards:
+            assert shard.data.shape == (2, 7)
+            assert (np.asarray(shard.data) == whole[shard.index]).all()
 
 
 def test_a_text_shorter_than_a_row() -> None:
