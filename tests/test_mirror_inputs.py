@@ -206,7 +206,7 @@ def test_left_padding(run: Run) -> None:
 
 def test_only_distances_count_for_rotary(run: Run) -> None:
     ids = np.random.default_rng(2).integers(0, 13, (1, 9))
-    shifted = run(ids, positions=np.arange(100, 109)[None])
+    shifted = run(ids, positions=np.arange(3, 12)[None])
     assert kit.apart(shifted, run(ids)) <= 1e-12
 
 
