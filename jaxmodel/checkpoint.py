@@ -64,10 +64,9 @@ def write(
     and is not empty, when a carried name is not a plain file name, or when the arrays are not the
     spec's.
     """
-    folder = Path(folder).absolute()  # Orbax takes no other
     arrays = dict(arrays)
     prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
-    with _appearing(folder) as hidden:
+    with _appearing(Path(folder)) as hidden:  # absolute: Orbax takes no other
         _write_header(hidden, spec, layout, carry or {})
         with storage():
             ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
