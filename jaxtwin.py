@@ -210,6 +210,8 @@ def generate(
             raise BadInput(
                 "give the prompt as text (--prompt) or as ids (--ids 1,2,3), one of them"
             )
+        if top_k is not None and temperature == 0:
+            raise BadInput("--top-k has no effect at --temperature 0; give a temperature above 0")
         with working() as progress:
             answer = continuation(
                 src, prompt, ids, tokens, temperature, top_k, stop, dtype.value, seed, progress

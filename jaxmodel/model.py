@@ -91,8 +91,8 @@ class Decoder(nnx.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a position
-        outside 0 ... max_len - 1.
+        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a negative
+        position.
         """
         ids = check_ids(ids, self.spec)
         b, t = ids.shape
@@ -100,7 +100,7 @@ class Decoder(nnx.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(t), (b, t))
         else:
-            positions = check_beside("positions", positions, ids, (0, self.spec.max_len))
+            positions = check_beside("positions", positions, ids, (0, 2**31))
         if segments is not None:
             segments = check_beside("segments", segments, ids, (-(2**31), 2**31))
         logits, _ = self.forward(ids, Seen(positions, start, visible(b, t, t, start, segments)))

@@ -85,15 +85,14 @@ class Decoder(nn.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, an id outside the vocabulary or a position outside
-        0 ... max_len - 1.
+        a length of 0 or over max_len, an id outside the vocabulary or a negative position.
         """
         check_ids(ids, self.spec)
         b, t = ids.shape
         if positions is None:
             positions = torch.arange(t, device=ids.device).expand(b, t)
         else:
-            check_beside("positions", positions, ids, (0, self.spec.max_len))
+            check_beside("positions", positions, ids, (0, 2**31))
         if segments is not None:
             check_beside("segments", segments, ids, (-(2**31), 2**31))
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
