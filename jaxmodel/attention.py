@@ -11,6 +11,7 @@ from configs.spec import GQA
 from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import KV, Seen, extend
 from jaxmodel.position import POSITIONS
+from jaxmodel.probe import probe
 
 
 class Attention(nnx.Module):
@@ -36,8 +37,9 @@ class Attention(nnx.Module):
         q = constrain(jnp.einsum("btd,dnh->btnh", x, used(self.q)), "b t n h")
         k = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.k)), "b t k h")
         v = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.v)), "b t k h")
-        q = self.rotate(q, seen.positions)
-        k = self.rotate(k, seen.positions)
+        q = probe(self.rotate(q, seen.positions), "attn/q")
+        k = probe(self.rotate(k, seen.positions), "attn/k")
+        v = probe(v, "attn/v")
         k, v, kv = extend(kv, k, v, seen.offset)
         wide = jnp.promote_types(x.dtype, jnp.float32)
         grouped = q.reshape(*q.shape[:2], *self.groups, q.shape[3])
@@ -45,7 +47,8 @@ class Attention(nnx.Module):
         scores = jnp.where(seen.mask[:, None, None], scores * self.scale, jnp.finfo(wide).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
-        return jnp.einsum("btnh,nhd->btd", constrain(mixed, "b t n h"), used(self.o)), kv
+        mixed = probe(constrain(mixed, "b t n h"), "attn/mixed")
+        return jnp.einsum("btnh,nhd->btd", mixed, used(self.o)), kv
 
 
 ATTENTIONS = {GQA: Attention}

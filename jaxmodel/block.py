@@ -11,6 +11,7 @@ from jaxmodel.axes import Maker, constrain
 from jaxmodel.cache import KV, Seen
 from jaxmodel.ffn import FFNS
 from jaxmodel.norm import NORMS
+from jaxmodel.probe import probe
 
 
 class Block(nnx.Module):
@@ -27,7 +28,9 @@ class Block(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        mixed, kv = self.attn(self.pre_attn(x), seen, kv)
-        x = constrain(x + self.post_attn(mixed), "b t d")
-        x = constrain(x + self.post_ffn(self.ffn(self.pre_ffn(x))), "b t d")
-        return x, kv
+        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
+        mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
+        x = probe(constrain(x + mixed, "b t d"), "mid")
+        fed = probe(self.ffn(probe(self.pre_ffn(x), "pre_ffn")), "ffn")
+        x = x + probe(self.post_ffn(fed), "post_ffn")
+        return probe(constrain(x, "b t d"), "out"), kv

@@ -14,6 +14,7 @@ from configs import spec as specs
 from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import Cache, Seen, visible
 from jaxmodel.norm import NORMS
+from jaxmodel.probe import probe
 from jaxmodel.stack import LAYOUTS, REMATS
 
 
@@ -110,9 +111,10 @@ class Decoder(nnx.Module):
         self, ids: Integer[Array, "b t"], seen: Seen, cache: Any = None
     ) -> tuple[Float[Array, "b t v"], Any]:
         """The computation itself; `cache` as `stack.cache` lays it out, or None."""
-        x = constrain(self.embed(ids), "b t d")
+        x = probe(constrain(self.embed(ids), "b t d"), "embed")
         x, cache = self.stack(x, seen, cache)
-        return constrain(self.head(self.norm(x), self.embed), "b t v"), cache
+        x = probe(self.norm(x), "norm")
+        return probe(constrain(self.head(x, self.embed), "b t v"), "head"), cache
 
     def start(self, batch: int, slots: int) -> Cache:
         """An empty cache for `slots` tokens, in the parameters' dtype."""

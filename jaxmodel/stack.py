@@ -18,6 +18,7 @@ from configs import spec as specs
 from jaxmodel.axes import Maker
 from jaxmodel.block import Block
 from jaxmodel.cache import KV, Seen
+from jaxmodel.probe import through, within
 
 # What the backward pass recomputes instead of keeping: a run's choice, never the model's.
 REMATS: dict[str, Callable[[Callable], Callable]] = {
@@ -66,14 +67,20 @@ class Scanned(nnx.Module):
         def body(x: Array, layer: Any) -> tuple[Array, Any]:
             blocks, kvs = layer
             new = []
-            for block, kv in zip(blocks, kvs, strict=True):
-                x, kv = block(x, seen, kv)
+            for at, (block, kv) in enumerate(zip(blocks, kvs, strict=True)):
+                with within(at):
+                    x, kv = block(x, seen, kv)
                 new.append(kv)
             return x, new
 
+        def scan(body: Callable, x: Array, layers: Any) -> tuple[Array, Any]:
+            return jax.lax.scan(self.remat(body), x, layers)
+
+        cache = cache or [[None] * len(run) for run in self.runs]
         caches = []
-        for run, kvs in zip(self.runs, cache or [[None] * len(r) for r in self.runs], strict=True):
-            x, new = jax.lax.scan(self.remat(body), x, (list(run), kvs))
+        for r, (run, kvs) in enumerate(zip(self.runs, cache, strict=True)):
+            with within(f"stack/runs/{r}"):
+                x, new = through(scan, body, x, (list(run), kvs))
             caches.append(new)
         return x, caches
 
@@ -97,9 +104,18 @@ class Unrolled(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], seen: Seen, cache: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
+        def body(x: Array, layer: Any) -> tuple[Array, Any]:
+            block, kv = layer
+            return block(x, seen, kv)
+
+        def once(body: Callable, x: Array, layer: Any) -> tuple[Array, Any]:
+            return self.remat(body)(x, layer)
+
         caches = []
-        for layer, kv in zip(self.layers, cache or [None] * len(self.layers), strict=True):
-            x, kv = self.remat(lambda x, layer, kv: layer(x, seen, kv))(x, layer, kv)
+        cache = cache or [None] * len(self.layers)
+        for i, layer in enumerate(zip(self.layers, cache, strict=True)):
+            with within(f"stack/layers/{i}"):
+                x, kv = through(once, body, x, layer)
             caches.append(kv)
         return x, caches
 

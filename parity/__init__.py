@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
-    from parity.compare import Report
+    from parity.findings import Report
 
 
 def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None) -> Decoder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parity import compare, witness
-from parity.compare import Report
+from parity import judge, witness
+from parity.findings import Report
 from parity.sides import Wrong
 from parity.source import Source, open_source
 from parity.tensors import Tensor
@@ -24,7 +24,7 @@ def check(
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
 
-    See `compare.check`; a recorded .npz is compared with its own record too, and transformers
+    See `judge.check`; a recorded .npz is compared with its own record too, and transformers
     takes part in float32 where it has the model. BadInput if the source cannot be read.
     """
     progress(f"reading {src if isinstance(src, str) else src.name}")
@@ -33,7 +33,7 @@ def check(
     run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
     # Read once: several runs go over them, and a GGUF file is dequantized at every reading.
     tensors = {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
-    report = compare.check(
+    report = judge.check(
         source.spec,
         tensors,
         dtypes=dtypes,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parity.compare import Check, Report
+from parity.findings import Check, Report
 
 
 def printer(columns: int) -> Console:

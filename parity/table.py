@@ -36,6 +36,10 @@ class Row:
             self, here=here + self.here, there=there + self.there, holes={**holes, **self.holes}
         )
 
+    def sized(self, sizes: Mapping[str, int]) -> Row:
+        """The row with the sizes that it does not have of its own."""
+        return replace(self, sizes={**sizes, **self.sizes})
+
     def moves(self) -> Iterable[Move]:
         """One move for each tensor here."""
         shared = [h for h in self.holes if "{" + h + "}" in self.here]
@@ -117,8 +121,14 @@ def block(spec: Block) -> list[Row]:
     ]
 
 
-def scanned(spec: Model) -> list[Row]:
-    """jaxmodel's stacked layers: block `at` of run `r` holds layers first + at, + period, ..."""
+Rows = Callable[[Block], list[Row]]
+
+
+def scanned(spec: Model, block: Rows = block) -> list[Row]:
+    """jaxmodel's stacked layers: block `at` of run `r` holds layers first + at, + period, ...
+
+    `block` gives one layer's rows: its parameters', or its probes'.
+    """
     out, first = [], 0
     for r, run in enumerate(spec.runs):
         period, times = len(run.blocks), run.times
@@ -132,7 +142,7 @@ def scanned(spec: Model) -> list[Row]:
     return out
 
 
-def unrolled(spec: Model) -> list[Row]:
+def unrolled(spec: Model, block: Rows = block) -> list[Row]:
     """jaxmodel's layers one by one."""
     return [
         row.within("stack/layers/{l}/", "layers.{l}.", {"l": [i]})
@@ -153,4 +163,4 @@ def rows(spec: Model, layout: str = "scan") -> list[Row]:
         *[row.within("norm/", "norm.", {}) for row in ROWS[type(spec.norm)](spec.norm)],
         *HEADS[spec.tied],
     ]
-    return [replace(row, sizes={"d": spec.d, "v": spec.vocab, **row.sizes}) for row in table]
+    return [row.sized({"d": spec.d, "v": spec.vocab}) for row in table]

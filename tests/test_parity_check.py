@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from configs import PRESETS, BadInput
-from parity import bridge, compare, metrics, report
-from parity.compare import Check, Report
+from parity import bridge, judge, metrics, report
+from parity.findings import Check, Report
 from parity.inputs import inputs
 from parity.sides import Outcome
 from tests.kit import torch_model
@@ -74,8 +74,8 @@ def outcome(scale: float) -> Outcome:
 def held(jax: list[float], torch: list[float]) -> list[Check]:
     """The checks of runs that are off the truth by those factors."""
     truth = outcome(1.0)
-    of = [[compare.errors(outcome(scale), truth) for scale in side] for side in (jax, torch)]
-    return compare.budgeted(*of, compare.rounding(truth, "float32"), "float32")
+    of = [[judge.errors(outcome(scale), truth) for scale in side] for side in (jax, torch)]
+    return judge.budgeted(*of, judge.rounding(truth, "float32"), "float32")
 
 
 def test_largest_torch_draw_sets_the_budget_and_a_fault_is_in_every_draw() -> None:
@@ -98,10 +98,10 @@ def test_nan_never_passes() -> None:
     assert not Check("x", "float32", 0.0, math.nan).ok
     broken = outcome(1.0)
     broken.grads["w"][0] = np.nan
-    bad, good = (compare.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
-    noise = compare.rounding(outcome(1.0), "float32")
+    bad, good = (judge.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
+    noise = judge.rounding(outcome(1.0), "float32")
     for runs, torch in (([bad], [good]), ([good, bad], [good]), ([good], [bad, good])):
-        checks = compare.budgeted(runs, torch, noise, "float32")
+        checks = judge.budgeted(runs, torch, noise, "float32")
         assert [c.name for c in checks if not c.ok] == ["grad w"]
 
 
@@ -125,13 +125,13 @@ def test_inputs_reach_far_and_wide() -> None:
 
 def test_unknown_dtype_is_named() -> None:
     with pytest.raises(BadInput, match="float63"):
-        compare.check(TINY, {}, dtypes=["float63"])
+        judge.check(TINY, {}, dtypes=["float63"])
 
 
 @pytest.fixture(scope="module")
 def checked() -> Report:
     weights = bridge.from_state(torch_model(TINY).float().state_dict())
-    return compare.check(TINY, weights, dtypes=("float64", "float32", "bfloat16"), tokens=64)
+    return judge.check(TINY, weights, dtypes=("float64", "float32", "bfloat16"), tokens=64)
 
 
 def test_equal_models_are_equal_in_every_dtype(checked: Report) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from configs import Model
 from configs.llama import llama
-from parity import bridge, compare
+from parity import bridge, judge
 from parity.faults import FAULTS
+from parity.findings import Report
 from parity.tensors import Tensor
 from tests.kit import torch_model
 
@@ -36,21 +37,21 @@ def weights() -> Mapping[str, Tensor]:
     return bridge.from_state(torch_model(SPEC, seed=3).state_dict())
 
 
-def check(spec: Model, weights: Mapping[str, Tensor], name: str | None = None) -> compare.Report:
+def check(spec: Model, weights: Mapping[str, Tensor], name: str | None = None) -> Report:
     wrong = FAULTS[name].wrong if name else None
-    return compare.check(spec, weights, dtypes=("float64",), tokens=TOKENS, wrong=wrong)
+    return judge.check(spec, weights, dtypes=("float64",), tokens=TOKENS, wrong=wrong)
 
 
-def failed(report: compare.Report) -> list[str]:
+def failed(report: Report) -> list[str]:
     return [c.name for c in report.checks if not c.ok]
 
 
 @pytest.fixture(scope="module")
-def clean(weights: Mapping[str, Tensor]) -> compare.Report:
+def clean(weights: Mapping[str, Tensor]) -> Report:
     return check(SPEC, weights)
 
 
-def test_no_fault_no_alarm(clean: compare.Report) -> None:
+def test_no_fault_no_alarm(clean: Report) -> None:
     assert clean.equal, failed(clean)
 
 
@@ -59,7 +60,7 @@ def test_there_are_twenty_kinds_or_more() -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: compare.Report) -> None:
+def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: Report) -> None:
     report = check(SPEC, weights, name)
     assert not report.equal
     # The same comparisons were made: a fault must not get by (or get caught) by removing some.

@@ -13,7 +13,7 @@ import pytest
 
 from configs import GQA, PRESETS, RMS, Glu, Model, Run
 from configs.llama import llama
-from parity import bridge, compare
+from parity import bridge, judge
 from tests.kit import torch_model
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
@@ -58,7 +58,7 @@ def small(model: Model) -> Model:
 @functools.cache
 def proven(model: Model) -> bool:
     weights = bridge.from_state(torch_model(model).state_dict())
-    return compare.check(model, weights, dtypes=("float64",), tokens=40).equal
+    return judge.check(model, weights, dtypes=("float64",), tokens=40).equal
 
 
 def test_states_are_known() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from configs import BadInput, Model
 from parity import metrics, sides, table
+from parity.findings import Check, Report
 from parity.inputs import Inputs, inputs
 from parity.redraw import Reordering
 from parity.sides import Outcome, Wrong
@@ -36,57 +37,6 @@ NUMPY = {
     "float16": np.dtype(np.float16),
 }
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "numpy")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison. It holds when the error is a number and within the budget."""
-
-    name: str
-    dtype: str
-    error: float
-    budget: float
-
-    @property
-    def ok(self) -> bool:
-        return bool(self.error <= self.budget)
-
-    @property
-    def margin(self) -> float:
-        """The part of the budget that is used: above 1 is a failure."""
-        if self.budget:
-            return self.error / self.budget
-        return 0.0 if self.error == 0 else float("inf")
-
-
-@dataclass
-class Report:
-    """What was compared, in the order of computation, and where."""
-
-    checks: list[Check] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def equal(self) -> bool:
-        return bool(self.checks) and all(check.ok for check in self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """See docs/json.md. Numbers that JSON has no word for become the strings "nan", "inf"."""
-        checks = [
-            {**asdict(c), "error": _plain(c.error), "budget": _plain(c.budget), "ok": c.ok}
-            for c in self.checks
-        ]
-        return {
-            "equal": self.equal,
-            "checks": checks,
-            "environment": self.environment,
-            "notes": self.notes,
-        }
-
-
-def _plain(x: float) -> float | str:
-    return float(x) if np.isfinite(x) else str(float(x))
 
 
 def strict(got: Outcome, want: Outcome, label: str = "") -> Iterator[Check]:

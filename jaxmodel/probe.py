@@ -1,0 +1,119 @@
+"""Looking inside a forward pass: named places where a value is seen, or another one put in.
+
+`probe(x, "attn/q")` is the identity and leaves no trace in the program until somebody looks. Then
+the value goes out under its path, its cotangent comes back as the gradient of a seed that is never
+read, and either can be replaced by a given one. Replaced everywhere, every part works on somebody
+else's inputs, so what it adds of its own is seen apart from what it was handed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+
+class Slot(NamedTuple):
+    """What is put in at one probe. Under a scan every array has the stacked layers in front."""
+
+    seed: Array  # zeros of the value's shape; its gradient is the cotangent that arrived
+    value: Array | None = None  # goes on instead of what was computed
+    cotangent: Array | None = None  # goes back instead of what arrived
+
+
+class Looking:
+    """What is put in, and what came out, by path."""
+
+    def __init__(self, slots: Mapping[str, Slot], path: str = ""):
+        self.slots, self.path = dict(slots), path
+        self.seen: dict[str, Array] = {}
+
+
+_looking: ContextVar[Looking | None] = ContextVar("looking", default=None)
+
+
+@contextlib.contextmanager
+def looking(slots: Mapping[str, Slot], path: str = "") -> Iterator[Looking]:
+    """Within: the probes are on. Open it inside the function that is differentiated or jitted."""
+    token = _looking.set(Looking(slots, path))
+    try:
+        yield _looking.get()  # type: ignore[misc]
+    finally:
+        _looking.reset(token)
+
+
+@contextlib.contextmanager
+def within(name: str | int) -> Iterator[None]:
+    """Within: paths go on with this name."""
+    now = _looking.get()
+    if now is None:
+        yield
+        return
+    path, now.path = now.path, f"{now.path}{name}/"
+    try:
+        yield
+    finally:
+        now.path = path
+
+
+def probe(x: Array, name: str) -> Array:
+    """x, seen under the name. ValueError where a name comes twice."""
+    now = _looking.get()
+    if now is None:
+        return x
+    path = now.path + name
+    if path in now.seen:
+        raise ValueError(f"two probes are called {path!r}")
+    now.seen[path] = x
+    slot = now.slots.get(path)
+    if slot is None:
+        return x
+    value = x if slot.value is None else slot.value.astype(x.dtype)
+    return _tap(x, slot.seed, value, slot.cotangent)
+
+
+@jax.custom_vjp
+def _tap(x: Array, seed: Array, value: Array, cotangent: Array | None) -> Array:
+    return value
+
+
+def _tap_forward(x: Array, seed: Array, value: Array, cotangent: Array | None) -> tuple[Array, Any]:
+    return value, (cotangent, value)
+
+
+def _tap_backward(kept: Any, arrived: Array) -> tuple[Array, Array, Array, Array | None]:
+    cotangent, value = kept
+    on = arrived if cotangent is None else cotangent.astype(arrived.dtype)
+    none = jax.numpy.zeros_like
+    return on, arrived, none(value), None if cotangent is None else none(cotangent)
+
+
+_tap.defvjp(_tap_forward, _tap_backward)
+
+
+def through(
+    run: Callable[[Callable, Any, Any], tuple[Any, Any]], body: Callable, x: Any, layers: Any
+) -> tuple[Any, Any]:
+    """run(body, x, layers), where `run` is a scan or a remat, with the probes inside let out.
+
+    What such a transformation traces cannot reach out of it, so slots and values pass through as
+    arguments and results of the body.
+    """
+    now = _looking.get()
+    if now is None:
+        return run(body, x, layers)
+
+    def probed(x: Any, both: Any) -> tuple[Any, Any]:
+        layer, slots = both
+        with looking(slots, now.path) as inner:
+            x, out = body(x, layer)
+        return x, (out, inner.seen)
+
+    mine = {path: slot for path, slot in now.slots.items() if path.startswith(now.path)}
+    x, (out, seen) = run(probed, x, (layers, mine))
+    now.seen.update(seen)
+    return x, out

@@ -1,0 +1,271 @@
+"""The probes of both mirrors, and runs of either side that are seen from inside.
+
+A probe has one name, torch's, on both sides: "layers.3.attn.q" is layer 3's queries after rotation,
+whatever JAX's stack calls them. Rows carry values and cotangents across, as they carry weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs import Model
+from configs.spec import Block
+from parity import table
+from parity.sides import Outcome
+from parity.table import Row
+from parity.tensors import Tensor, backward, forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from jaxmodel.probe import Slot
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a probe sits in a torch module: the output of a submodule, or what it is given."""
+
+    module: str
+    given: bool = False  # its (first) argument, and not its output
+    call: int = 0  # which call in one pass: a module may be called twice
+
+
+@dataclass(frozen=True)
+class Trace(Outcome):
+    """An Outcome seen from inside: values and cotangents by probe, in the order of computation."""
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    cotangents: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+# ---- where they are -----------------------------------------------------------------------------
+
+# One layer's probes: name, axes in torch -> axes in JAX, and the place in torchref's Block.
+BLOCK = (
+    ("pre_attn", "b t d -> b t d", Place("pre_attn")),
+    ("attn.q", "b t n h -> b t n h", Place("attn.rotate", call=0)),
+    ("attn.k", "b t k h -> b t k h", Place("attn.rotate", call=1)),
+    ("attn.v", "b t (k h) -> b t k h", Place("attn.v")),
+    ("attn.mixed", "b t (n h) -> b t n h", Place("attn.o", given=True)),
+    ("attn", "b t d -> b t d", Place("attn")),
+    ("post_attn", "b t d -> b t d", Place("post_attn")),
+    ("mid", "b t d -> b t d", Place("pre_ffn", given=True)),
+    ("pre_ffn", "b t d -> b t d", Place("pre_ffn")),
+    ("ffn", "b t d -> b t d", Place("ffn")),
+    ("post_ffn", "b t d -> b t d", Place("post_ffn")),
+    ("out", "b t d -> b t d", Place("")),
+)
+PARTS = ("embed", *(name for name, _, _ in BLOCK), "norm", "head")
+
+
+def places(spec: Model) -> dict[str, Place]:
+    """Every probe of torchref, in the order of computation."""
+    out = {"embed": Place("embed")}
+    for i in range(len(spec.layers)):
+        for name, _, at in BLOCK:
+            module = f"layers.{i}" + (f".{at.module}" if at.module else "")
+            out[f"layers.{i}.{name}"] = Place(module, at.given, at.call)
+    return out | {"norm": Place("norm"), "head": Place("head")}
+
+
+def rows(spec: Model, layout: str, shape: tuple[int, ...]) -> list[Row]:
+    """The table of the probes, for an input of that (b t): JAX's here, torch's there."""
+
+    def block(pattern: Block) -> list[Row]:
+        heads = {"n": pattern.attn.heads, "k": pattern.attn.kv, "h": pattern.attn.width}
+        return [Row(name.replace(".", "/"), name, axes, heads) for name, axes, _ in BLOCK]
+
+    named = [
+        Row("embed", "embed", "b t d -> b t d"),
+        *table.LAYOUTS[layout](spec, block),
+        Row("norm", "norm", "b t d -> b t d"),
+        Row("head", "head", "b t v -> b t v"),
+    ]
+    sizes = {"b": shape[0], "t": shape[1], "d": spec.d, "v": spec.vocab}
+    return [row.sized(sizes) for row in named]
+
+
+def layer(name: str) -> int | None:
+    """The layer a probe or a parameter of torchref belongs to; None outside the layers."""
+    head, _, rest = name.partition(".")
+    return int(rest.split(".")[0]) if head == "layers" else None
+
+
+def part(name: str) -> str:
+    """The name without its layer."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
+# ---- torch --------------------------------------------------------------------------------------
+
+
+class Hooks:
+    """The probes of one torch module, on while this context is open.
+
+    With `forced`, each value is put in place of what was computed, and each cotangent in place of
+    what arrived, after they were noted.
+    """
+
+    def __init__(self, model: torch.nn.Module, at: Mapping[str, Place], forced: Trace | None):
+        self.model, self.at, self.forced = model, at, forced
+        self.values: dict[str, torch.Tensor] = {}
+        self.cotangents: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> Hooks:
+        self.calls = dict.fromkeys(self.at, 0)
+        self.handles = []
+        for name, place in self.at.items():
+            module = self.model.get_submodule(place.module)
+            if place.given:
+                hook = module.register_forward_pre_hook(self._given(name, place))
+            else:
+                hook = module.register_forward_hook(self._output(name, place))
+            self.handles.append(hook)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _due(self, name: str, place: Place) -> bool:
+        self.calls[name] += 1
+        return self.calls[name] - 1 == place.call
+
+    def _output(self, name: str, place: Place) -> Callable[..., Any]:
+        def hook(module: Any, args: Any, out: Any) -> Any:
+            if not self._due(name, place):
+                return out
+            # A copy: a part may hand on the very tensor it was given, which has a probe already.
+            return self._see(name, out.clone())
+
+        return hook
+
+    def _given(self, name: str, place: Place) -> Callable[..., Any]:
+        def hook(module: Any, args: Any) -> Any:
+            # In place: what a module is given may be used beside it too, as a residual is.
+            return (self._see(name, args[0]), *args[1:]) if self._due(name, place) else args
+
+        return hook
+
+    def _see(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        from parity import bridge
+
+        self.values[name] = x.detach().clone()
+        value = cotangent = None
+        if self.forced is not None:
+            value = bridge.to_torch(self.forced.values[name]).to(x)
+            cotangent = bridge.to_torch(self.forced.cotangents[name]).to(x)
+            x.data.copy_(value.view_as(x))
+
+        def back(g: torch.Tensor) -> torch.Tensor:
+            self.cotangents[name] = g.detach()
+            return g if cotangent is None else cotangent.view_as(g)
+
+        if x.requires_grad:
+            x.register_hook(back)
+        return x
+
+
+def run_torch(
+    model: torch.nn.Module,
+    at: Mapping[str, Place],
+    call: Callable[[], torch.Tensor],
+    score: Callable[[torch.Tensor], torch.Tensor],
+    forced: Trace | None = None,
+) -> Trace:
+    """One forward and backward: `call` gives the output, `score` the losses whose mean it is."""
+    from parity import bridge
+
+    model.zero_grad()
+    with Hooks(model, at, forced) as hooks:
+        output = call()
+        losses = score(output)
+        losses.mean().backward()
+    seen = [name for name in at if name in hooks.values]
+    cotangents = {
+        name: hooks.cotangents.get(name, hooks.values[name].new_zeros(hooks.values[name].shape))
+        for name in seen
+    }
+    grads = {
+        name: (p.new_zeros(p.shape) if p.grad is None else p.grad)
+        for name, p in model.named_parameters()
+    }
+    return Trace(
+        bridge.to_numpy(output),
+        bridge.to_numpy(losses),
+        {name: bridge.to_numpy(g) for name, g in grads.items()},
+        {name: bridge.to_numpy(hooks.values[name]) for name in seen},
+        {name: bridge.to_numpy(g) for name, g in cotangents.items()},
+    )
+
+
+# ---- JAX ----------------------------------------------------------------------------------------
+
+
+def run_jax(
+    apply: Callable[[Mapping[str, Any]], Any],
+    params: Mapping[str, Any],
+    score: Callable[[Any], Any],
+    parameters: Sequence[Row],
+    probes: Sequence[Row],
+    forced: Trace | None = None,
+    *,
+    jit: bool = True,
+) -> Trace:
+    """The same of a JAX function of named parameters, carried to torch's names and layout.
+
+    Without `jit` each operation runs by itself, which for a tiny model is much the faster: nothing
+    is compiled for a function that runs once.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxmodel.probe import Slot, looking
+
+    def seen_by(params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
+        with looking(slots) as eyes:
+            output = apply(params)
+        return output, dict(eyes.seen)
+
+    shapes = jax.eval_shape(lambda p: seen_by(p, {})[1], dict(params))
+    given: dict[str, tuple[Any, Any]] = {}
+    if forced is not None:
+        values = forward(probes, _tensors(forced.values), "the reference's probes")
+        cotangents = forward(probes, _tensors(forced.cotangents), "the reference's cotangents")
+        given = {
+            path: (values[path].read(), cotangents[path].read())
+            for path in shapes
+            if path in values
+        }
+
+    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
+        def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
+            slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
+            output, seen = seen_by(params, slots)
+            losses = score(output)
+            return losses.mean(), (output, losses, seen)
+
+        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
+
+    run = jax.jit(step) if jit else step
+    (_, (output, losses, seen)), (grads, cotangents) = run(dict(params), given)
+    return Trace(
+        np.asarray(output),
+        np.asarray(losses),
+        _named(parameters, grads, "the gradients"),
+        _named(probes, seen, "the JAX side's probes"),
+        _named(probes, cotangents, "the JAX side's cotangents"),
+    )
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: Tensor.of(np.asarray(x)) for name, x in arrays.items()}
+
+
+def _named(rows: Sequence[Row], here: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in backward(rows, _tensors(here), where).items()}
