@@ -39,6 +39,14 @@ def worst_kl(got: Array, want: Array) -> float:
     return float((np.exp(p) * (np.expm1(gap) - gap)).sum(axis=-1).max())
 
 
+def best_fit(got: Array, want: Array) -> tuple[float, float]:
+    """The scale c that brings c * want nearest to `got`, and the relative L2 that is left."""
+    got, want = (np.asarray(x, np.float64).ravel() for x in (got, want))
+    size = float(want @ want)
+    scale = float(got @ want) / size if size else 0.0
+    return scale, relative_l2(got, scale * want)
+
+
 def log_softmax(logits: Array) -> Array:
     x = np.asarray(logits, np.float64)
     x = x - x.max(axis=-1, keepdims=True)

@@ -165,8 +165,9 @@ class Hooks:
             self.cotangents[name] = g.detach()
             return g if cotangent is None else cotangent.view_as(g)
 
-        if x.requires_grad:
-            x.register_hook(back)
+        if not x.requires_grad:  # behind a stopped gradient; what arrives here is still asked for
+            x.requires_grad_()
+        x.register_hook(back)
         return x
 
 

@@ -1,0 +1,101 @@
+"""Errors along a run: end to end, and of each part alone, in float64 and in working dtypes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from parity import metrics, probes
+from parity.findings import Point
+from parity.probes import Trace
+
+FORWARD, BACKWARD = 1e-13, 1e-12  # relative L2 in float64: nothing but the order of sums may differ
+BANDS = {"forward": FORWARD, "backward": BACKWARD, "parameter": BACKWARD}
+PICK = {"forward": "values", "backward": "cotangents", "parameter": "grads"}
+K = 2.0  # how many times the reference's own loss of digits the JAX side may lose
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Relative L2; shapes that differ are as wrong as can be."""
+    return metrics.relative_l2(got, want) if np.shape(got) == np.shape(want) else float("inf")
+
+
+def errors(got: Trace, want: Trace, direction: str) -> dict[str, float]:
+    """Relative L2 by name, in the order of computation. A name that is missing is infinitely off."""
+    a, b = getattr(got, PICK[direction]), getattr(want, PICK[direction])
+    return {name: error(a[name], b[name]) if name in a else float("inf") for name in b}
+
+
+def lossy(exact: Trace, lost: Trace, direction: str, dtype: str) -> dict[str, float]:
+    """What may be off where the reference loses digits to the dtype, by name.
+
+    float64's band and K times what the reference loses; where it loses any, also one rounding.
+    """
+    allowed = dict.fromkeys(getattr(exact, PICK[direction]), BANDS[direction])
+    if lost is exact:
+        return allowed
+    for name, e in errors(lost, exact, direction).items():
+        want = getattr(exact, PICK[direction])[name]
+        if e > BANDS[direction]:
+            allowed[name] += K * e + error(metrics.rounded(want, _numpy(dtype)), want)
+    return allowed
+
+
+def _numpy(dtype: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -> float:
+    """The largest error end to end, logits and every gradient, in units of what is allowed.
+
+    That is float64's own rounding and, where the reference was made to lose digits (`lost` is its
+    run with that, `want` without), what that costs (see `lossy`).
+    """
+    lost = lost or want
+    allowed = lossy(want, lost, "parameter", dtype)
+    allowed["head"] = lossy(want, lost, "forward", dtype)["head"]
+    off = errors(got, want, "parameter") | {"head": error(got.logits, want.logits)}
+    return float(np.max([off[name] / allowed[name] for name in allowed]))
+
+
+def points(
+    free: Trace, forced: Trace, truth: Trace, dtype: str, own: Trace | None = None
+) -> list[Point]:
+    """The two curves. `own` is the reference's forced run in that dtype; without one it is exact.
+
+    The band of a part is what float64 may be off or, in a working dtype, K times what the
+    reference's own part is off on the same input, plus what rounding the truth to the dtype costs.
+    """
+    out = []
+    for direction, strict in BANDS.items():
+        ends, alone = errors(free, truth, direction), errors(forced, truth, direction)
+        noise = errors(own, truth, direction) if own else dict.fromkeys(ends, 0.0)
+        for name, want in getattr(truth, PICK[direction]).items():
+            band = strict
+            if own is not None:
+                kind = getattr(own, PICK[direction])[name].dtype
+                band = K * noise[name] + error(metrics.rounded(want, kind), want)
+            out.append(
+                Point(
+                    name,
+                    probes.layer(name),
+                    probes.part(name),
+                    direction,
+                    dtype,
+                    ends[name],
+                    alone[name],
+                    noise[name],
+                    band,
+                )
+            )
+    return out
+
+
+def heat(free: Trace, truth: Trace, layers: int) -> list[list[float]]:
+    """The relative error of each layer's output by position: the worst of the rows."""
+    out = []
+    for i in range(layers):
+        got, want = (t.values[f"layers.{i}.out"].astype(np.float64) for t in (free, truth))
+        gap, size = np.linalg.norm(got - want, axis=-1), np.linalg.norm(want, axis=-1)
+        out.append([float(x) for x in (gap / np.maximum(size, 1e-300)).max(axis=0)])
+    return out

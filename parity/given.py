@@ -1,0 +1,113 @@
+"""Differences in what the two sides were given, as causes: another spec, other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from configs import BadInput, Model
+from parity import preflight, probes
+from parity.findings import Cause, Difference, Suspect
+from parity.preflight import Slip
+from parity.subject import Reference, Subject
+from parity.tensors import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Given:
+    """One cause, and the reference that was given this one thing as the JAX side was."""
+
+    suspect: Suspect
+    alone: Reference
+
+
+def compare(
+    reference: Reference, subject: Subject
+) -> tuple[Reference | None, list[Difference], list[Given]]:
+    """The reference given what the subject has, what differs, and each cause by itself.
+
+    The first is None where torchref cannot be built so: the shapes do not fit.
+    """
+    want = {name: t.read().astype(np.float64) for name, t in reference.tensors.items()}
+    fields = preflight.spec(reference.spec, subject.spec)
+    tensors = preflight.weights(reference.spec, want, subject.weights)
+    differences = fields + [difference for difference, _ in tensors]
+    if not differences:
+        return reference, [], []
+    theirs = {name: Tensor.of(x) for name, x in subject.weights.items()}
+    both = _made(reference, subject.spec, theirs)
+    if both is None:
+        return None, differences, []
+    causes = [*_of_spec(reference, subject, fields), *_of_weights(reference, theirs, tensors)]
+    return both, differences, causes
+
+
+def _made(reference: Reference, spec: Model, tensors: Tensors) -> Reference | None:
+    made = replace(reference, spec=spec, tensors=tensors)
+    try:
+        made.model  # noqa: B018  (built, to see whether it can be)
+    except (RuntimeError, BadInput):
+        return None
+    return made
+
+
+def _of_spec(
+    reference: Reference, subject: Subject, fields: Sequence[Difference]
+) -> Iterator[Given]:
+    """One cause for each kind of field, wherever in the spec it differs."""
+    groups: dict[Slip, list[str]] = {}
+    for difference in fields:
+        name = difference.what.removeprefix("spec: ")
+        groups.setdefault(preflight.field_slip(difference), []).append(name)
+    alone = _made(reference, subject.spec, reference.tensors)
+    for slip, names in groups.items():
+        layers = tuple(sorted({i for n in names for i in layers_of(n, reference.spec)}))
+        if alone is not None:
+            yield Given(_suspect(slip, field_part(names[0]), layers), alone)
+
+
+def _of_weights(
+    reference: Reference, theirs: Tensors, tensors: Sequence[tuple[Difference, Slip | None]]
+) -> Iterator[Given]:
+    """One cause for each slip and part, in all the layers where it was made.
+
+    An exchange is one cause, though it shows in two parts.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, Slip]]] = {}
+    for difference, slip in tensors:
+        name = difference.what.removeprefix("weight: ")
+        slip = slip or Slip("", difference.about, "")
+        part = "" if slip.name == "weights-swapped" else probes.part(name)
+        groups.setdefault((slip.name, part), []).append((name, slip))
+    for found in groups.values():
+        names = [name for name, _ in found]
+        mixed = {n: theirs[n] if n in names else t for n, t in reference.tensors.items()}
+        layers = tuple(sorted({i for n in names if (i := probes.layer(n)) is not None}))
+        slip = replace(found[0][1], about=f"{names[0]} {found[0][1].about}")
+        alone = _made(reference, reference.spec, mixed)
+        if alone is not None:
+            yield Given(_suspect(slip, probes.part(names[0]), layers), alone)
+
+
+def _suspect(slip: Slip, part: str, layers: tuple[int, ...]) -> Suspect:
+    named = Cause(slip.name, slip.about, slip.advice, part, layers, 0.0, False)
+    return Suspect(part, layers, "given", float("inf"), named if slip.name else None)
+
+
+def field_part(field: str) -> str:
+    """The part of the model that a field of the spec belongs to: "attn", "norm", ..."""
+    names = field.split(".")
+    return names[4] if names[0] == "runs" and len(names) > 4 else names[0]
+
+
+def layers_of(field: str, spec: Model) -> Iterator[int]:
+    """The layers whose block a field of the spec is in: "runs.0.blocks.1.attn.rope.base"."""
+    first = 0
+    for r, run in enumerate(spec.runs):
+        period = len(run.blocks)
+        for at in range(period):
+            if field.startswith(f"runs.{r}.blocks.{at}."):
+                yield from range(first + at, first + period * run.times, period)
+        first += period * run.times
