@@ -248,8 +248,6 @@ def attend(
     tile: bool = False,
     cap: float | None = None,
     narrow: torch.dtype | None = None,
-    turn_v: bool = False,
-    only: str = "qk",
 ) -> Tensor:
     """torchref's attention, with what may be wrong in it laid open."""
     b, t, _ = x.shape
@@ -257,8 +255,6 @@ def attend(
     k = m.k(x).view(b, t, m.kv, m.width)
     v = m.v(x).view(b, t, m.kv, m.width)
     q, k = m.rotate(q, at), m.rotate(k, at)
-    if turn_v:
-        v = type(m.rotate).forward(m.rotate, v, at)
     groups = m.heads // m.kv
     if tile:
         k, v = k.repeat(1, 1, groups, 1), v.repeat(1, 1, groups, 1)
@@ -303,6 +299,21 @@ def _near(mask: Tensor, window: int) -> Tensor:
 
 def _windows(m: Any) -> Sequence[int]:
     return (1, 2, 3, 4, 6, 8, 12, 16, 24, 31, 32, 33, 48, 64, 96, 127, 128, 129, 256)
+
+
+def _turning_values(f: Forward, m: Any, value: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+    """The values rotated where they are made."""
+    inner = m.v.forward
+
+    def turned(x: Tensor) -> Tensor:
+        v = inner(x).view(*x.shape[:2], m.kv, m.width)
+        return type(m.rotate).forward(m.rotate, v, at).flatten(-2)
+
+    m.v.__dict__["forward"] = turned
+    try:
+        return f(x, at, mask)
+    finally:
+        m.v.__dict__["forward"] = inner
 
 
 MIXED = "attn.mixed"
@@ -370,7 +381,8 @@ _add(
     "rotate q and k, never v",
     ("attn.v",),
     "attn",
-    _attending(turn_v=True),
+    calling(_turning_values),
+    values=lambda m: (None,) if type(m.rotate).__name__ == "Rotary" else (),
 )
 _add(
     "softmax-float32",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from parity import curves, given, probes
+from parity import cached, curves, given, probes
 from parity.causes import MISTAKES, Edit, Mistake
 from parity.curves import BANDS, K
 from parity.findings import Cause, Difference, Point, Suspect
@@ -56,6 +56,9 @@ def diagnose(reference: Reference, subject: Subject) -> Diagnosis:
     if base is not reference:
         search.forced = subject.run(search.base)
     suspects = list(search.all())
+    if not causes and not suspects and found.error <= 1:
+        found.suspects += _cache(reference, subject, truth)
+        return found
     if causes or search.edits:
         found.left = _left(free, base, search.edits)
     tried: list[tuple[Suspect, Reference, list[Edit]]] = [(c.suspect, c.alone, []) for c in causes]
@@ -68,6 +71,25 @@ def diagnose(reference: Reference, subject: Subject) -> Diagnosis:
             suspect = replace(suspect, cause=cause)
         found.suspects.append(suspect)
     return found
+
+
+def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Suspect]:
+    """The cached path, where the rest agrees: a prefill, then three tokens one by one."""
+    ids = reference.given.ids[:1]
+    prefill = ids.shape[1] - 3
+    if subject.decode is None or prefill < 2:
+        return
+    got = subject.decode(ids, prefill)
+    off = curves.error(got, truth.logits[:1, -1]) / curves.FORWARD
+    if off <= 1:
+        return
+    for name, slip in cached.SLIPS.items():
+        left = curves.error(got, cached.decode(reference.model, ids, prefill, slip))
+        if left <= curves.FORWARD:
+            cause = Cause(name, slip.about, slip.advice, "cache", (), 1.0, True)
+            yield Suspect("cache", (), "forward", off, cause)
+            return
+    yield Suspect("cache", (), "forward", off, None)
 
 
 def _left(free: Trace, reference: Reference, edits: Sequence[Edit]) -> float:
@@ -114,7 +136,7 @@ class Search:
         """Errors in units of what is allowed, in the order of computation of that direction."""
         exact, lost = self._runs(edits)
         off = curves.errors(self.forced, exact, direction)
-        allowed = curves.lossy(exact, lost, direction, _dtype(edits))
+        allowed = curves.lossy(exact, lost, direction, _dtype(edits), pooled=True)
         over = {name: e / allowed[name] for name, e in off.items()}
         return dict(reversed(over.items())) if direction == "backward" else over
 

@@ -67,6 +67,7 @@ class Subject:
     spec: Model
     weights: Mapping[str, np.ndarray]
     run: Callable[[Trace | None], Trace]
+    decode: Callable[[np.ndarray, int], np.ndarray] | None = None  # as sides.decode_jax
 
 
 def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> Subject:
@@ -96,7 +97,11 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
     def run(forced: Trace | None) -> Trace:
         return probes.run_jax(apply, arrays, score, parameters, seen, forced, jit=jit)
 
-    return Subject(spec, {name: tensor.read() for name, tensor in named.items()}, run)
+    def decode(ids: np.ndarray, prefill: int) -> np.ndarray:
+        with nullcontext() if jit else jax.disable_jit():
+            return sides.decode_jax(model, ids, prefill)
+
+    return Subject(spec, {name: tensor.read() for name, tensor in named.items()}, run, decode)
 
 
 def wrong_decoder(

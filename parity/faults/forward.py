@@ -1,0 +1,457 @@
+"""Faults in the finished JAX model: parts that answer otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from parity.faults.base import add
+
+if TYPE_CHECKING:
+    from jaxmodel import Decoder
+
+
+def parts(model: Any, name: str) -> list[Any]:
+    """Every module of that class, found by walking the model."""
+    from flax import nnx
+
+    return [m for _, m in nnx.iter_modules(model) if type(m).__name__ == name]
+
+
+def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], None]:
+    def edit(model: Decoder) -> None:
+        found = parts(model, part)
+        if not found:
+            raise ValueError(f"the model has no {part}")
+        for module in found:
+            change(module)
+
+    return edit
+
+
+def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
+    """Every module of that class answers with call(original, module, *arguments)."""
+
+    def change(module: Any) -> None:
+        cls = type(module)
+
+        def wrapped(self: Any, *args: Any) -> Any:
+            def original(*given: Any) -> Any:
+                return cls.__call__(self, *given)
+
+            original.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
+            return call(original, self, *args)
+
+        module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
+
+    return setting(part, change)
+
+
+def attend(
+    self: Any,
+    x: Any,
+    seen: Any,
+    kv: Any,
+    *,
+    tile: bool = False,
+    scores: Callable[[Any], Any] = lambda scores: scores,
+    softmax: Any = None,
+    values: Callable[[Any, Any], Any] = lambda rotate, v: v,
+) -> Any:
+    """jaxmodel's attention, with what can be got wrong inside it as arguments."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxmodel.cache import extend
+    from jaxmodel.probe import probe
+
+    q = jnp.einsum("btd,dnh->btnh", x, self.q[...])
+    k = jnp.einsum("btd,dkh->btkh", x, self.k[...])
+    v = jnp.einsum("btd,dkh->btkh", x, self.v[...])
+    q = probe(self.rotate(q, seen.positions), "attn/q")
+    k = probe(self.rotate(k, seen.positions), "attn/k")
+    v = probe(values(lambda y: self.rotate(y, seen.positions), v), "attn/v")
+    k, v, kv = extend(kv, k, v, seen.offset)
+    groups = self.groups[1]
+    spread = (
+        (lambda y: jnp.tile(y, (1, 1, groups, 1)))
+        if tile
+        else (lambda y: jnp.repeat(y, groups, axis=2))
+    )
+    s = scores(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale)
+    s = jnp.where(seen.mask[:, None], s, jnp.finfo(s.dtype).min)
+    weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
+    mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
+    return jnp.einsum("btnh,nhd->btd", mixed, self.o[...]), kv
+
+
+def attending(**how: Any) -> Callable[[Decoder], None]:
+    return calling("Attention", lambda a, self, x, seen, kv: attend(self, x, seen, kv, **how))
+
+
+def wiring(
+    mid: Callable[[Any, Any], Any] = lambda x, part: x + part,
+    out: Callable[[Any, Any, Any], Any] = lambda x, y, part: y + part,
+    feed: Callable[[Any, Any], Any] = lambda x, y: y,
+) -> Callable[[Decoder], None]:
+    """Blocks wired otherwise: `feed` is what the feed-forward's norm reads."""
+
+    def call(block: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
+        from jaxmodel.probe import probe
+
+        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
+        mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
+        y = probe(mid(x, mixed), "mid")
+        fed = probe(self.ffn(probe(self.pre_ffn(feed(x, y)), "pre_ffn")), "ffn")
+        return probe(out(x, y, probe(self.post_ffn(fed), "post_ffn")), "out"), kv
+
+    return calling("Block", call)
+
+
+def _seen(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
+    return lambda attend, self, x, seen, kv: attend(x, seen._replace(**change(seen)), kv)
+
+
+def _set(**values: Any) -> Callable[[Any], None]:
+    def change(module: Any) -> None:
+        for name, value in values.items():
+            setattr(module, name, value(module) if callable(value) else value)
+
+    return change
+
+
+def _future(seen: Any) -> dict[str, Any]:
+    """Every query also sees the next token."""
+    import jax.numpy as jnp
+
+    later = jnp.pad(seen.mask[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
+    return {"mask": seen.mask | later}
+
+
+def _leak(seen: Any) -> dict[str, Any]:
+    """Causal, but blind to segments."""
+    import jax.numpy as jnp
+
+    t, s = seen.mask.shape[1:]
+    causal = jnp.arange(s)[None, :] <= seen.offset + jnp.arange(t)[:, None]
+    return {"mask": jnp.broadcast_to(causal, seen.mask.shape)}
+
+
+def _layer_norm(norm: Any, self: Any, x: Any) -> Any:
+    return norm(x - x.mean(axis=-1, keepdims=True))
+
+
+def _narrow(norm: Any, self: Any, x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return norm(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _stop(call: Any, self: Any, *args: Any) -> Any:
+    import jax
+
+    return jax.tree.map(jax.lax.stop_gradient, call(*args))
+
+
+def _untied(head: Any, self: Any, x: Any, embed: Any) -> Any:
+    import jax
+
+    return head(x, jax.lax.stop_gradient(embed))
+
+
+def _backwards(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
+    return rotate(x, -positions)
+
+
+def _float32_angles(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
+    import jax.numpy as jnp
+
+    return rotate(x.astype(jnp.float32), positions).astype(x.dtype)
+
+
+add("tile-not-repeat", "K/V heads tiled, not repeated", edit=attending(tile=True))
+add(
+    "position-off-by-one",
+    "every position after the first one place too far",
+    edit=calling("Rotary", lambda r, self, x, p: r(x, p + (p > 0))),
+)
+add("rope-backwards", "angles of the wrong sign", edit=calling("Rotary", _backwards))
+add(
+    "rope-float32",
+    "angles kept in float32 in a float64 run",
+    edit=calling("Rotary", _float32_angles),
+)
+add(
+    "scale-missing-attn",
+    "scores not divided by sqrt(h)",
+    "scale-missing",
+    edit=setting("Attention", _set(scale=1.0)),
+)
+add(
+    "scale-off",
+    "scores divided by sqrt(h + 1)",
+    edit=setting("Attention", _set(scale=lambda a: (a.scale**-2 + 1) ** -0.5)),
+)
+add("causal-corner", "each token also sees the next one", edit=calling("Attention", _seen(_future)))
+add("documents-leak", "packed documents see each other", edit=calling("Attention", _seen(_leak)))
+add("layer-norm", "the mean subtracted in an RMS norm", edit=calling("RMSNorm", _layer_norm))
+add("norm-float32", "norms in float32 in a float64 run", edit=calling("RMSNorm", _narrow))
+add(
+    "residual-doubled",
+    "the residual stream added twice",
+    "input-added",
+    edit=calling("GatedFFN", lambda f, self, x: f(x) + x),
+)
+add(
+    "ffn-missing-layer",
+    "the feed-forward part dropped",
+    "dropped",
+    edit=calling("GatedFFN", lambda f, self, x: 0 * f(x)),
+)
+add(
+    "activation-missing",
+    "the gate's activation left out",
+    "activation",
+    edit=setting("GatedFFN", lambda f: setattr(f, "act", lambda x: x)),
+)
+add("gradient-stopped", "no gradient through attention", edit=calling("Attention", _stop))
+add(
+    "head-untied",
+    "the head's use of the embedding gets no gradient",
+    edit=calling("TiedHead", _untied),
+)
+add(
+    "logits-scaled",
+    "logits divided by a temperature nobody asked for",
+    "scaled",
+    edit=calling("TiedHead", lambda h, self, x, e: h(x, e) * 0.999),
+)
+add(
+    "cache-offset",
+    "decoding one slot early: right without a cache, wrong with it",
+    "cache-offset",
+    edit=calling(
+        "Attention",
+        lambda a, self, x, seen, kv: a(
+            x, seen._replace(offset=seen.offset - (seen.offset > 0)), kv
+        ),
+    ),
+)
+
+# ---- positions and masks ------------------------------------------------------------------------
+
+
+def _slots(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
+    import jax.numpy as jnp
+
+    return rotate(x, jnp.broadcast_to(jnp.arange(x.shape[1]), positions.shape))
+
+
+def _partial(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
+    """Half of a head's coordinates turned, with the frequencies of a head of that width."""
+    import jax.numpy as jnp
+
+    half = x.shape[-1] // 2
+    narrow = type(self).__new__(type(self))
+    narrow.__dict__.update(self.__dict__)
+    object.__setattr__(narrow, "frequency", self.frequency[::2])
+    turned = rotate.__wrapped__(narrow, x[..., :half], positions)
+    return jnp.concatenate((turned, x[..., half:]), axis=-1)
+
+
+def _window(size: int) -> Callable[[Any], dict[str, Any]]:
+    def change(seen: Any) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        return {"mask": seen.mask & jnp.triu(jnp.ones_like(seen.mask), 1 - size)}
+
+    return change
+
+
+def _strict(seen: Any) -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    return {"mask": seen.mask & jnp.tril(jnp.ones_like(seen.mask), -1)}
+
+
+def _open(seen: Any) -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    return {"mask": jnp.ones_like(seen.mask)}
+
+
+def _softcap(cap: float) -> Callable[[Any], Any]:
+    def change(x: Any) -> Any:
+        import jax.numpy as jnp
+
+        return cap * jnp.tanh(x / cap)
+
+    return change
+
+
+add("positions-ignored", "angles by slot, whatever the positions", edit=calling("Rotary", _slots))
+add(
+    "position-from-one",
+    "positions counted from one",
+    "position-offset",
+    edit=calling("Rotary", lambda r, self, x, p: r(x, p + 1)),
+)
+add(
+    "position-scaled",
+    "positions divided by a factor nobody asked for",
+    edit=calling("Rotary", lambda r, self, x, p: r(x, p / 4.0)),
+)
+add("rope-partial", "half of each head turned", edit=calling("Rotary", _partial))
+add(
+    "rope-on-values",
+    "the values rotated too",
+    edit=attending(values=lambda rotate, v: rotate(v)),
+)
+add("window", "only the last 8 tokens seen", edit=calling("Attention", _seen(_window(8))))
+add("diagonal-hidden", "a token does not see itself", edit=calling("Attention", _seen(_strict)))
+add("not-causal", "everything seen by all", edit=calling("Attention", _seen(_open)))
+add("soft-cap", "scores capped at 3", edit=attending(scores=_softcap(3.0)))
+add("softmax-float32", "the softmax in float32 in a float64 run", edit=attending(softmax="float32"))
+add("softmax-bfloat16", "the softmax in bfloat16", edit=attending(softmax="bfloat16"))
+
+# ---- norms, feed-forward, residual stream, head -------------------------------------------------
+
+
+def _sum(norm: Any, self: Any, x: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + self.eps) * self.weight[...]
+
+
+def _outside(norm: Any, self: Any, x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return x / (jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) + self.eps) * self.weight[...]
+
+
+def _gate(act: Callable[[Any, Any], Any]) -> Callable[[Decoder], None]:
+    """A feed-forward whose hidden units are act(gate, up)."""
+
+    def call(ffn: Any, self: Any, x: Any) -> Any:
+        return act(x @ self.gate[...], x @ self.up[...]) @ self.down[...]
+
+    return calling("GatedFFN", call)
+
+
+def _silu(x: Any) -> Any:
+    import jax
+
+    return jax.nn.silu(x)
+
+
+def _relu(x: Any) -> Any:
+    import jax
+
+    return jax.nn.relu(x)
+
+
+def _no_input_gradient(embed: Any, self: Any, ids: Any) -> Any:
+    import jax
+
+    return jax.lax.stop_gradient(embed(ids))
+
+
+add("norm-sum", "the root of the sum of squares", edit=calling("RMSNorm", _sum))
+add("norm-eps-outside", "eps added to the root", edit=calling("RMSNorm", _outside))
+add(
+    "norm-scale-twice",
+    "the norms' outputs doubled",
+    "scaled",
+    edit=calling("RMSNorm", lambda n, self, x: 2 * n(x)),
+)
+add("norm-missing", "the norms left out", edit=calling("RMSNorm", lambda n, self, x: x))
+add(
+    "activation-relu",
+    "ReLU where SiLU belongs",
+    "activation",
+    edit=setting("GatedFFN", _set(act=lambda module: _relu)),
+)
+add(
+    "activation-on-up",
+    "up activated and not gate",
+    edit=_gate(lambda gate, up: gate * _silu(up)),
+)
+add("gate-missing", "no gate at all", edit=_gate(lambda gate, up: _silu(up)))
+add(
+    "residual-dropped-attn",
+    "attention without its residual",
+    "residual-dropped",
+    edit=wiring(mid=lambda x, part: part),
+)
+add(
+    "residual-dropped-ffn",
+    "feed-forward without its residual",
+    "residual-dropped",
+    edit=wiring(out=lambda x, y, part: part),
+)
+add(
+    "residual-twice",
+    "the stream added twice after attention",
+    "residual-doubled",
+    edit=wiring(mid=lambda x, part: 2 * x + part),
+)
+add(
+    "residual-from-before",
+    "the feed-forward added to the stream before attention",
+    edit=wiring(out=lambda x, y, part: x + part),
+)
+add("parallel-residual", "a parallel block", edit=wiring(feed=lambda x, y: x))
+add(
+    "attention-missing",
+    "attention left out",
+    "dropped",
+    edit=calling("Attention", lambda a, self, x, seen, kv: (0 * a(x, seen, kv)[0], kv)),
+)
+add(
+    "attention-halved",
+    "a residual multiplier nobody asked for",
+    "scaled",
+    edit=calling("Attention", lambda a, self, x, seen, kv: (0.5 * a(x, seen, kv)[0], kv)),
+)
+add(
+    "embedding-scaled",
+    "embeddings times sqrt(d)",
+    "scaled",
+    edit=calling("Embedding", lambda e, self, ids: e(ids) * self.weight.shape[1] ** 0.5),
+)
+add(
+    "logit-soft-cap",
+    "logits capped at 5",
+    edit=calling("TiedHead", lambda h, self, x, e: _softcap(5.0)(h(x, e))),
+)
+add(
+    "ffn-gradient-stopped",
+    "no gradient through the feed-forward",
+    "gradient-stopped",
+    edit=calling("GatedFFN", _stop),
+)
+add(
+    "embedding-frozen",
+    "no gradient to the embedding as the input",
+    edit=calling("Embedding", _no_input_gradient),
+)
+
+
+# ---- the cache ----------------------------------------------------------------------------------
+
+
+def _restarted(seen: Any) -> dict[str, Any]:
+    return {"positions": seen.positions - seen.offset}
+
+
+def _all_slots(seen: Any) -> dict[str, Any]:
+    return {"mask": seen.mask | (seen.offset > 0)}
+
+
+add(
+    "cache-positions",
+    "each step turned as if at position 0",
+    edit=calling("Attention", _seen(_restarted)),
+)
+add("cache-mask", "empty slots seen", edit=calling("Attention", _seen(_all_slots)))
