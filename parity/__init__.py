@@ -26,3 +26,24 @@ def check(src: str | os.PathLike[str], **how: Any) -> Report:
     from parity.proof import check
 
     return check(os.fspath(src), **how)
+
+
+def assert_parity(subject: str | os.PathLike[str] | Report, **how: Any) -> Report:
+    """For a test: AssertionError where the JAX model is not the PyTorch model.
+
+    `subject` is a source, which is checked (`how` goes to `check`), or a report already made. The
+    error says the verdict, where the two part first, and why, as far as it is known.
+    """
+    __tracebackhide__ = True  # pytest shows the caller's line
+    from parity.findings import Report
+    from parity.wording import complaint
+
+    if isinstance(subject, Report):
+        if how:
+            raise TypeError(f"a finished report is not checked again: {', '.join(how)}")
+        report = subject
+    else:
+        report = check(subject, **how)
+    if not report.equal:
+        raise AssertionError(complaint(report))
+    return report

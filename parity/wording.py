@@ -1,0 +1,114 @@
+"""A report in words: verdict, first divergence, causes. Every kind of report says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from parity.findings import Check, Report, Suspect
+
+COMPLAINT = 15  # lines at most
+
+
+def number(x: float) -> str:
+    """Counts as counts, measures as measures; nan and inf as they are."""
+    return f"{x:.0f}" if x in (0, 1) else f"{x:.2e}"
+
+
+def verdict(report: Report) -> str:
+    """One line: equal or not, the first divergence and its cause, how many comparisons fail."""
+    bad = [check for check in report.checks if not check.ok]
+    given = ""
+    if report.preflight:
+        more = f" and {len(report.preflight) - 1} more" if len(report.preflight) > 1 else ""
+        given = f"what was given differs ({report.preflight[0].what}{more})"
+    if not report.checks:
+        return f"NOTHING WAS COMPARED: {given}" if given else "NOTHING WAS COMPARED"
+    if not bad:
+        return f"EQUAL: all {len(report.checks)} comparisons hold" + (given and f", but {given}")
+    failing = f"{len(bad)} of {len(report.checks)} comparisons fail, first {failure(bad[0])}"
+    first = divergence(report)
+    if first:
+        return f"NOT EQUAL: first divergence at {first}. {failing}"
+    return f"NOT EQUAL: {failing}" + (given and f"; {given}")
+
+
+def failure(check: Check) -> str:
+    return f"{check.name!r} in {check.dtype}: {check.error:.2e} where {check.budget:.2e} is allowed"
+
+
+def divergence(report: Report) -> str | None:
+    """Where the two sides part first, and why: "layers.3.attn.q: 'rope-base' (proven)"."""
+    if report.suspects:
+        suspect = report.suspects[0]
+        where = place(suspect.part, suspect.layers[:1]) + DIRECTIONS.get(suspect.direction, "")
+        return f"{where}: {because(suspect)}"
+    point = next((point for point in report.points if not point.ok), None)
+    if point is None:
+        return None
+    return f"{point.probe}{DIRECTIONS.get(point.direction, '')} in {point.dtype}: cause not known"
+
+
+DIRECTIONS = {
+    "forward": "",
+    "backward": " (going back)",
+    "parameter": " (its gradient)",
+    "given": " (as given)",
+}
+
+
+def because(suspect: Suspect) -> str:
+    cause = suspect.cause
+    if cause is None:
+        return "cause not known"
+    return f"{cause.name!r} ({'proven' if cause.proven else 'not proven'})"
+
+
+def place(part: str, layers: Sequence[int]) -> str:
+    """A part in its layers: "layers.3.attn.q", "layers.{0..5}.attn.q", "layers.{0,2,4}.out"."""
+    if not layers:
+        return part
+    first, last, count = layers[0], layers[-1], len(layers)
+    if count == 1:
+        return f"layers.{first}.{part}"
+    if count > 2 and list(layers) == list(range(first, last + 1)):
+        return f"layers.{{{first}..{last}}}.{part}"
+    return f"layers.{{{','.join(map(str, layers))}}}.{part}"
+
+
+def explanation(suspect: Suspect) -> str:
+    """One line: where, how much, and what is known of the cause."""
+    where = place(suspect.part, suspect.layers) + DIRECTIONS.get(suspect.direction, "")
+    over = "" if suspect.direction == "given" else f", {number(suspect.worst)} times its band"
+    cause = suspect.cause
+    if cause is None:
+        return f"{where}{over}: cause not known"
+    advice = f"; to mend it, {cause.advice}" if cause.advice else ""
+    return (
+        f"{where}{over}: {because(suspect)}: the JAX side {cause.about}{advice} "
+        f"(explains {share(cause.explains)} of the error)"
+    )
+
+
+def share(x: float) -> str:
+    """A share as a percentage that says 100 % and 0 % only of what is whole or nothing."""
+    rounded = round(x * 100)
+    if 0 < x < 1 and rounded in (0, 100):
+        return "under 1 %" if rounded == 0 else "over 99 %"
+    return f"{x * 100:.0f} %"
+
+
+def complaint(report: Report) -> str:
+    """What an assertion says of a report that is not equal, in at most COMPLAINT lines."""
+    lines = [verdict(report)]
+    lines += _some([explanation(s) for s in report.suspects], 4)
+    lines += _some([f"{d.what}: torch {d.torch}, JAX {d.jax}" for d in report.preflight], 3)
+    bad = [check for check in report.checks if not check.ok]
+    lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)
+    return "\n".join(line.replace("\n", " ") for line in lines)
+
+
+def _some(lines: Sequence[str], most: int) -> Iterator[str]:
+    for line in lines[:most]:
+        yield f"  {line}"
+    if len(lines) > most:
+        yield f"  and {len(lines) - most} more"
