@@ -38,6 +38,10 @@ SEED = Annotated[
 ]
 
 
+# What a module that is not there is installed by.
+EXTRAS = {"torch": "torch", "transformers": "hf", "jinja2": "report", "matplotlib": "report"}
+
+
 class Target(StrEnum):
     jax = "jax"
     hf = "hf"
@@ -73,7 +77,7 @@ def answering(as_json: bool = False) -> Iterator[None]:
     except OSError as error:  # a disk, a path or a right that is not there
         message = f"{error.filename or 'the file system'}: {error.strerror or error}"
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "transformers": "hf"}.get(error.name or "")
+        extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
         message = f"this verb needs {error.name}; install it with: pip install 'jaxtwin[{extra}]'"
@@ -143,6 +147,7 @@ def convert(
         "check smollm2-135m",
         "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
         "check tests/golden/reference_gqa_tied.npz --json",
+        "check ./my-llama --save new.json --baseline old.json --html report.html",
     )
 )
 def check(
@@ -157,11 +162,18 @@ def check(
     seed: SEED = 0,
     as_json: JSON = False,
     save: SAVE = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page for a browser.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Say what changed since that file of --save.")
+    ] = None,
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
+        from parity.handout import Files
         from parity.proof import check as run
 
+        files = Files(save, html, junit, baseline)
         with working() as progress:
             report = run(
                 src,
@@ -172,14 +184,16 @@ def check(
                 seed=seed,
                 progress=progress,
             )
-        if save:
-            save.write_text(json.dumps(report.to_json(), indent=1))
+        changes = files.write(report, src)
         if as_json:
-            print(json.dumps(report.to_json()))
+            changed = {} if changes is None else {"changes": changes}
+            print(json.dumps(report.to_json() | changed))
         else:
-            from parity.report import printer, show
+            from parity.report import printer, show, show_changes
 
             show(report, printer(100), show_all)
+            if changes is not None:
+                show_changes(changes, printer(100))
     raise typer.Exit(0 if report.equal else 1)
 
 

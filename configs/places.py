@@ -71,6 +71,46 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         raise
 
 
+def file_place(dst: str | os.PathLike[str]) -> Path:
+    """The file that `dst` names, which may be there already, absolute and without links.
+
+    BadInput where a file could not be written: no such folder, a folder, no permission.
+    """
+    try:
+        place = Path(dst).resolve()
+        folder = place.parent
+        if place.is_dir():
+            raise BadInput(f"{dst} cannot be written: it is a folder; name a file")
+        if not folder.is_dir():
+            raise BadInput(f"{dst} cannot be written: there is no folder {folder}; make it first")
+        special = os.path.lexists(place) and not place.is_file()
+        if not os.access(place if special else folder, os.W_OK):
+            raise BadInput(f"{dst} cannot be written: no permission to write in {folder}")
+        if len(os.fsencode(place.name)) > os.pathconf(folder, "PC_NAME_MAX"):
+            raise BadInput(f"{dst} cannot be written: its name is too long")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null character
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{os.fspath(dst)!r} cannot be written: {error}") from None
+    return place
+
+
+def write_file(dst: str | os.PathLike[str], text: str) -> None:
+    """The text in place of what `dst` held, as UTF-8: all of it or none. BadInput as file_place."""
+    place = file_place(dst)
+    if os.path.lexists(place) and not place.is_file():  # a pipe or a device is written to
+        place.write_text(text, "utf-8")
+        return
+    hidden = place.with_name(f".{uuid.uuid4().hex[:12]}.part")
+    try:
+        hidden.write_text(text, "utf-8")
+        os.replace(hidden, place)
+    except OSError as error:
+        raise BadInput(f"{dst} cannot be written: {error}") from None
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def _resolved(path: Path) -> Path:
     """The way to it resolved, not the name itself: a link that leads nowhere is something there."""
     if path.name in ("", "..") or path.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.findings import Check, Report
+from parity.wording import explanation, number, verdict
 
 
 def printer(columns: int) -> Console:
@@ -38,14 +39,32 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     console.print(table)
     if hidden:
         console.print(f"and {hidden} more that hold with more room (--all shows them)", style="dim")
+    _findings(report, console)
     for note in report.notes:
         console.print(f"note: {note}", style="yellow")
-    console.print(verdict(report), style="bold green" if report.equal else "bold red")
+    style = "bold green" if report.equal else "bold red"
+    console.print(verdict(report), style=style, markup=False)
 
 
-def number(x: float) -> str:
-    """Counts as counts, measures as measures; nan and inf as they are."""
-    return f"{x:.0f}" if x in (0, 1) else f"{x:.2e}"
+def _findings(report: Report, console: Console) -> None:
+    """What is known of the differences, and what could not have been seen."""
+    for difference in report.preflight:
+        how = f" ({difference.about})" if difference.about else ""
+        text = f"differs: {difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
+        console.print(text, style="red", markup=False, highlight=False)
+    for suspect in report.suspects:
+        text = f"suspect: {explanation(suspect)}"
+        console.print(text, style="red", markup=False, highlight=False)
+    for line in report.blind:
+        console.print(f"not shown: {line}", style="yellow", markup=False, highlight=False)
+
+
+def show_changes(changes: Sequence[str], console: Console) -> None:
+    """What is not as it was in the baseline."""
+    for line in changes:
+        console.print(f"since the baseline: {line}", markup=False, highlight=False)
+    if not changes:
+        console.print("since the baseline: nothing changed")
 
 
 def chosen(checks: list[Check], everything: bool) -> tuple[list[Check], int]:
@@ -63,19 +82,6 @@ def chosen(checks: list[Check], everything: bool) -> tuple[list[Check], int]:
     }
     shown = [c for c in checks if not c.ok or "grad " not in c.name or id(c) in tight]
     return shown, len(checks) - len(shown)
-
-
-def verdict(report: Report) -> str:
-    bad = [check for check in report.checks if not check.ok]
-    if not report.checks:
-        return "NOTHING WAS COMPARED"
-    if not bad:
-        return f"EQUAL: all {len(report.checks)} comparisons hold"
-    first = bad[0]
-    return (
-        f"NOT EQUAL: {len(bad)} of {len(report.checks)} comparisons fail, first {first.name!r} "
-        f"in {first.dtype}: {first.error:.2e} where {first.budget:.2e} is allowed"
-    )
 
 
 def show_conversion(report: dict[str, Any]) -> None:
