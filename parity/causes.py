@@ -97,8 +97,7 @@ def setting(**values: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], N
     """Attributes of the module, from (module, value)."""
 
     def edit(module: nn.Module, value: Any) -> None:
-        for name, make in values.items():
-            module.__dict__[name] = make(module, value)
+        module.__dict__.update({name: make(module, value) for name, make in values.items()})
 
     return edit
 

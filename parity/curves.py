@@ -12,7 +12,10 @@ from parity.probes import Trace
 FORWARD, BACKWARD = 1e-13, 1e-12  # relative L2 in float64: nothing but the order of sums may differ
 BANDS = {"forward": FORWARD, "backward": BACKWARD, "parameter": BACKWARD}
 PICK = {"forward": "values", "backward": "cotangents", "parameter": "grads"}
-K = 2.0  # how many times the reference's own loss of digits the JAX side may lose
+K = 2.0  # how many times the reference's own error in a working dtype the JAX side may make
+# How much apart two frameworks may be and still have lost digits to the same dtype: one rounds a
+# part's steps where the other rounds its result. It only serves to name a cause, never to pass.
+LOSS = 4.0
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
@@ -31,7 +34,7 @@ def lossy(
 ) -> dict[str, float]:
     """What may be off where the reference loses digits to the dtype, by name.
 
-    float64's band and K times what the reference loses; where it loses any, also one rounding.
+    float64's band and LOSS times what the reference loses; where it loses any, also one rounding.
     `pooled`: the largest loss counts for all that lose. Each is one draw of the same roundings,
     where nothing is handed on from one part to the next.
     """
@@ -43,7 +46,7 @@ def lossy(
     most = max(loss.values(), default=0.0)
     for name, e in loss.items():
         want = getattr(exact, PICK[direction])[name]
-        allowed[name] += K * (most if pooled else e)
+        allowed[name] += LOSS * (most if pooled else e)
         allowed[name] += error(metrics.rounded(want, _numpy(dtype)), want)
     return allowed
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from parity import cached, curves, given, probes
 from parity.causes import MISTAKES, Edit, Mistake
-from parity.curves import BANDS, K
+from parity.curves import BANDS
 from parity.findings import Cause, Difference, Point, Suspect
 from parity.probes import Trace
 from parity.subject import Reference, Subject
@@ -122,8 +122,11 @@ class Search:
                 return
             direction, names, worst = group
             part = probes.part(names[0])
-            layers = tuple(i for name in names if (i := probes.layer(name)) is not None)
             edit, cause = self._explained(direction, names), None
+            if edit is None and len(names) > 1:  # not the same in all these layers: one by one
+                names = names[:1]
+                edit = self._explained(direction, names)
+            layers = tuple(i for name in names if (i := probes.layer(name)) is not None)
             if edit is None:
                 self.unknown |= {(direction, name) for name in names}
             else:
@@ -194,7 +197,7 @@ class Search:
             exact, lost = self._runs(edits)
             off = curves.errors(self.forced, exact, direction)
             loss = curves.errors(lost, exact, direction)
-            if any(loss[name] > 2 * K * off[name] for name in names):
+            if any(loss[name] > curves.LOSS * off[name] for name in names):
                 return float("inf")
         return worst
 

@@ -104,10 +104,10 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
     return Subject(spec, {name: tensor.read() for name, tensor in named.items()}, run, decode)
 
 
-def wrong_decoder(
-    spec: Model, tensors: Tensors, given: Inputs, wrong: Wrong | None, layout: str = "unroll"
-) -> Subject:
-    """jaxmodel with a mistake in it, run operation by operation: for the kill table."""
+def wrong_model(
+    spec: Model, tensors: Tensors, wrong: Wrong | None, layout: str = "unroll"
+) -> Decoder:
+    """jaxmodel in float64 with a mistake in it."""
     if wrong is not None and layout != "scan":
         # Faults in the weights are written for stacked layers; they are made there, and unstacked.
         stacked = table.rows(spec, "scan")
@@ -115,5 +115,9 @@ def wrong_decoder(
         here = {path: Tensor.of(x) for path, x in wrong.weights(arrays).items()}
         tensors = backward(stacked, here, "the faulty weights")
         wrong = replace(wrong, weights=lambda arrays: arrays)
-    model = sides.jax_model(spec, tensors, "float64", layout, wrong)
-    return decoder(model, layout, given, jit=False)
+    return sides.jax_model(spec, tensors, "float64", layout, wrong)
+
+
+def wrong_decoder(spec: Model, tensors: Tensors, given: Inputs, wrong: Wrong | None) -> Subject:
+    """The same as a subject that runs operation by operation: for the kill table."""
+    return decoder(wrong_model(spec, tensors, wrong), "unroll", given, jit=False)

@@ -20,13 +20,18 @@ class Fault:
     about: str
     cause: str
     wrong: Wrong
+    layered: bool  # it can be made in one layer alone
+
+
+class NoPlace(LookupError):
+    """The model has no part for this fault."""
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def add(name: str, about: str, cause: str = "", **how: Any) -> None:
+def add(name: str, about: str, cause: str = "", *, layered: bool = True, **how: Any) -> None:
     """One more fault; its cause has the same name unless another is given."""
     if name in FAULTS:
         raise ValueError(f"two faults are called {name!r}")
-    FAULTS[name] = Fault(about, cause or name, Wrong(**how))
+    FAULTS[name] = Fault(about, cause or name, Wrong(**how), layered)

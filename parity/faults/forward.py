@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from parity.faults.base import add
+from parity.faults.base import NoPlace, add
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
@@ -22,7 +23,7 @@ def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], Non
     def edit(model: Decoder) -> None:
         found = parts(model, part)
         if not found:
-            raise ValueError(f"the model has no {part}")
+            raise NoPlace(f"the model has no {part}")
         for module in found:
             change(module)
 
@@ -219,12 +220,14 @@ add(
     "head-untied",
     "the head's use of the embedding gets no gradient",
     edit=calling("TiedHead", _untied),
+    layered=False,
 )
 add(
     "logits-scaled",
     "logits divided by a temperature nobody asked for",
     "scaled",
     edit=calling("TiedHead", lambda h, self, x, e: h(x, e) * 0.999),
+    layered=False,
 )
 add(
     "cache-offset",
@@ -236,6 +239,7 @@ add(
             x, seen._replace(offset=seen.offset - (seen.offset > 0)), kv
         ),
     ),
+    layered=False,
 )
 
 # ---- positions and masks ------------------------------------------------------------------------
@@ -252,8 +256,7 @@ def _partial(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
     import jax.numpy as jnp
 
     half = x.shape[-1] // 2
-    narrow = type(self).__new__(type(self))
-    narrow.__dict__.update(self.__dict__)
+    narrow = copy.copy(self)
     object.__setattr__(narrow, "frequency", self.frequency[::2])
     turned = rotate.__wrapped__(narrow, x[..., :half], positions)
     return jnp.concatenate((turned, x[..., half:]), axis=-1)
@@ -330,19 +333,13 @@ def _outside(norm: Any, self: Any, x: Any) -> Any:
     return x / (jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) + self.eps) * self.weight[...]
 
 
-def _gate(act: Callable[[Any, Any], Any]) -> Callable[[Decoder], None]:
-    """A feed-forward whose hidden units are act(gate, up)."""
+def _gate(hidden: Callable[[Any, Any, Any], Any]) -> Callable[[Decoder], None]:
+    """A feed-forward whose hidden units are hidden(activation, gate, up)."""
 
     def call(ffn: Any, self: Any, x: Any) -> Any:
-        return act(x @ self.gate[...], x @ self.up[...]) @ self.down[...]
+        return hidden(self.act, x @ self.gate[...], x @ self.up[...]) @ self.down[...]
 
     return calling("GatedFFN", call)
-
-
-def _silu(x: Any) -> Any:
-    import jax
-
-    return jax.nn.silu(x)
 
 
 def _relu(x: Any) -> Any:
@@ -375,9 +372,9 @@ add(
 add(
     "activation-on-up",
     "up activated and not gate",
-    edit=_gate(lambda gate, up: gate * _silu(up)),
+    edit=_gate(lambda act, gate, up: gate * act(up)),
 )
-add("gate-missing", "no gate at all", edit=_gate(lambda gate, up: _silu(up)))
+add("gate-missing", "no gate at all", edit=_gate(lambda act, gate, up: act(up)))
 add(
     "residual-dropped-attn",
     "attention without its residual",
@@ -419,11 +416,13 @@ add(
     "embeddings times sqrt(d)",
     "scaled",
     edit=calling("Embedding", lambda e, self, ids: e(ids) * self.weight.shape[1] ** 0.5),
+    layered=False,
 )
 add(
     "logit-soft-cap",
     "logits capped at 5",
     edit=calling("TiedHead", lambda h, self, x, e: _softcap(5.0)(h(x, e))),
+    layered=False,
 )
 add(
     "ffn-gradient-stopped",
@@ -435,6 +434,7 @@ add(
     "embedding-frozen",
     "no gradient to the embedding as the input",
     edit=calling("Embedding", _no_input_gradient),
+    layered=False,
 )
 
 
@@ -453,5 +453,6 @@ add(
     "cache-positions",
     "each step turned as if at position 0",
     edit=calling("Attention", _seen(_restarted)),
+    layered=False,
 )
 add("cache-mask", "empty slots seen", edit=calling("Attention", _seen(_all_slots)))

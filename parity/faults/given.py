@@ -10,7 +10,7 @@ import numpy as np
 
 from configs import Model
 from configs.spec import RMS, Block
-from parity.faults.base import add
+from parity.faults.base import NoPlace, add
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,14 +34,16 @@ def _attn(**new: Any) -> Callable[[Model], Model]:
 def _rope(change: Callable[[Any], dict[str, Any]]) -> Callable[[Model], Model]:
     def turn(b: Block) -> Block:
         rope = b.attn.rope
-        assert rope is not None, "the fault needs rotary positions"
+        if rope is None:
+            raise NoPlace("the model has no rotary positions")
         return replace(b, attn=replace(b.attn, rope=replace(rope, **change(rope))))
 
     return every(turn)
 
 
 def _eps(norm: RMS | None) -> RMS:
-    assert norm is not None, "the fault needs the norm"
+    if norm is None:
+        raise NoPlace("the model has no such norm")
     return replace(norm, eps=norm.eps * 10)
 
 
@@ -63,6 +65,7 @@ add(
     "the last norm's eps ten times too large",
     "norm-eps",
     spec=lambda m: replace(m, norm=_eps(m.norm)),
+    layered=False,
 )
 add(
     "activation-gelu",
@@ -146,12 +149,14 @@ add(
     "layers in reverse order",
     "layer-order",
     weights=on("attn/o", lambda x: x[::-1]),
+    layered=False,
 )
 add(
     "layer-repeated",
     "layer 0 in every slot",
     "layer-order",
     weights=on("ffn/down", lambda x: x[:1].repeat(len(x), 0)),
+    layered=False,
 )
 add(
     "heads-rotated",
@@ -175,6 +180,7 @@ add(
     "the embedding's rows one place on",
     "rows-reordered",
     weights=on("embed/weight", lambda x: np.roll(x, 1, 0)),
+    layered=False,
 )
 add(
     "norm-plus-one",
@@ -187,7 +193,12 @@ add(
     "constant",
     weights=on("pre_attn/weight", np.ones_like),
 )
-add("one-element", "one element of one matrix 0.01 off", weights=on("ffn/up", _one_element))
+add(
+    "one-element",
+    "one element of one matrix 0.01 off",
+    weights=on("ffn/up", _one_element),
+    layered=False,
+)
 add(
     "rounded-weight",
     "one matrix rounded to bfloat16",
@@ -217,6 +228,7 @@ add(
     "the embedding stored times sqrt(d)",
     "scaled-weight",
     weights=on("embed/weight", lambda x: x * x.shape[-1] ** 0.5),
+    layered=False,
 )
 add(
     "float16-weight",
@@ -229,6 +241,7 @@ add(
     "one layer's matrix never loaded",
     "constant",
     weights=on("ffn/up", _first_zero),
+    layered=False,
 )
 add(
     "sign-flipped",
@@ -247,4 +260,5 @@ add(
     "every layer's norm taken from the layer before",
     "layer-order",
     weights=on("pre_ffn/weight", lambda x: np.roll(x, 1, axis=0)),
+    layered=False,
 )

@@ -1,0 +1,294 @@
+"""The kill table: every known fault made, and the diagnosis held to catch it and call it by name.
+
+Equal models of every shape are the control: there nothing may be found. Everything is tiny and in
+float64, and the JAX side runs operation by operation, since nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from configs import Model
+from configs.llama import llama
+from configs.spec import GQA, RMS, Block, Glu, Rope, Run
+from parity import table
+from parity.faults import FAULTS
+from parity.faults.base import NoPlace
+from parity.inputs import inputs
+from parity.sides import Wrong
+from parity.tensors import Tensor, shapes_there
+
+TOKENS = 24
+CONTROLS, PAIRS = 200, 50
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One fault in one model: was it caught, where, and by what name."""
+
+    name: str
+    shape: str
+    caught: bool
+    where: str
+    cause: str
+    named: bool
+
+
+def shapes() -> dict[str, Model]:
+    """Models that between them have a place for every fault."""
+    base = llama(
+        vocab=61,
+        d=16,
+        layers=3,
+        heads=4,
+        kv=2,
+        hidden=24,
+        max_len=64,
+        base=10_000.0,
+        pairs="adjacent",
+        eps=1e-3,
+        tied=True,
+    )
+    norm = RMS(eps=1e-3)
+    attn = GQA(heads=4, kv=2, width=4, rope=Rope(base=500.0, pairs="half"))
+    ffn = Glu(hidden=24, act="gelu_tanh")
+    block = Block(pre_attn=norm, attn=attn, post_attn=norm, pre_ffn=norm, ffn=ffn, post_ffn=norm)
+    sandwich = replace(base, runs=(Run(blocks=(block,), times=2),), tied=False)
+    return {"pre-norm": base, "sandwich": sandwich}
+
+
+def weights(spec: Model, seed: int) -> dict[str, Tensor]:
+    """Lively values: matrices of unit gain, scales around one. Small ones hide faults."""
+    rng = np.random.default_rng(seed)
+
+    def one(shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return rng.uniform(0.5, 1.5, shape)
+        return rng.normal(0, shape[1] ** -0.5, shape)
+
+    named = shapes_there(table.rows(spec, "unroll"))
+    return {name: Tensor.of(one(shape)) for name, shape in named}
+
+
+def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any:
+    """The diagnosis of a subject; `make(tensors, given)` builds it, the right one by default."""
+    from parity.diagnose import diagnose
+    from parity.subject import Reference, wrong_decoder
+
+    tensors, given = weights(spec, seed), inputs(spec, TOKENS, seed)
+    subject = make(tensors, given) if make else wrong_decoder(spec, tensors, given, None)
+    return diagnose(Reference(spec, tensors, given), subject)
+
+
+def fault(name: str, shape: str, spec: Model) -> Outcome | None:
+    """One fault in one model; None where the model has no place for it."""
+    from parity.subject import wrong_decoder
+
+    known = FAULTS[name]
+    try:
+        found = judge(spec, 3, lambda t, g: wrong_decoder(spec, t, g, known.wrong))
+    except NoPlace:
+        return None
+    causes = {s.cause.name for s in found.suspects if s.cause and s.cause.proven}
+    where = found.suspects[0].part if found.suspects else ""
+    cause = ", ".join(sorted(causes))
+    return Outcome(name, shape, not found.equal, where, cause, causes == {known.cause})
+
+
+def control(seed: int) -> str:
+    """A random model against itself: what was found, or "" where nothing was."""
+    from configs.spec import to_json
+
+    spec = arbitrary(seed)
+    found = judge(spec, seed, None)
+    if found.equal:
+        return ""
+    suspects = [(s.part, s.layers, s.direction, s.worst) for s in found.suspects]
+    return f"seed {seed}: error {found.error:.2f}, {suspects}, {to_json(spec)}"
+
+
+def arbitrary(seed: int) -> Model:
+    """A random spec over every axis there is.
+
+    The sizes come from a small pool: what differs in size is compiled anew, operation by operation.
+    """
+    rng = np.random.default_rng((seed, 77))
+
+    def one_of(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    def norm() -> RMS | None:
+        return one_of(None, RMS(eps=one_of(0.0, 1e-6, 1e-5)), RMS(eps=1e-6), RMS(eps=1e-5))
+
+    def block() -> Block:
+        rope = Rope(base=one_of(100.0, 1e4, 5e5), pairs=one_of("adjacent", "half"))
+        attn = GQA(
+            heads=4,
+            kv=one_of(1, 2, 4),
+            width=4,
+            rope=one_of(None, rope, rope, rope),
+        )
+        act = one_of("silu", "gelu", "gelu_tanh")
+        return Block(
+            pre_attn=norm() or RMS(eps=1e-6),
+            attn=attn,
+            post_attn=norm(),
+            pre_ffn=norm() or RMS(eps=1e-6),
+            ffn=Glu(hidden=24, act=act),
+            post_ffn=norm(),
+        )
+
+    runs = tuple(
+        Run(blocks=tuple(block() for _ in range(one_of(1, 1, 2))), times=one_of(1, 2))
+        for _ in range(one_of(1, 1, 2))
+    )
+    return Model(
+        d=one_of(8, 16),
+        vocab=61,
+        max_len=32,
+        runs=runs,
+        norm=norm() or RMS(eps=1e-6),
+        tied=one_of(True, False),
+    )
+
+
+# ---- two at once --------------------------------------------------------------------------------
+
+
+def pair(seed: int) -> dict[str, Any]:
+    """Two random faults in two layers of one model: were both located, and both named?"""
+    rng = np.random.default_rng((seed, 50))
+    spec = shapes()["pre-norm"]
+    names = [name for name, known in FAULTS.items() if known.layered]
+    one, two = (names[i] for i in rng.choice(len(names), 2, replace=False))
+    i, j = (int(x) for x in rng.choice(len(spec.layers), 2, replace=False))
+    found = judge(spec, seed, lambda t, g: two_faults(spec, t, g, {i: one, j: two}))
+    got = {(layer, s.cause.name if s.cause else "") for s in found.suspects for layer in s.layers}
+    want = {(i, FAULTS[one].cause), (j, FAULTS[two].cause)}
+    return {
+        "faults": {one: i, two: j},
+        "located": {i, j} <= {layer for layer, _ in got},
+        "named": want <= got,
+        "found": sorted(map(list, got)),
+    }
+
+
+def two_faults(spec: Model, tensors: Any, given: Any, at: dict[int, str]) -> Any:
+    """jaxmodel with another fault in each of these layers, and nothing wrong elsewhere."""
+    from parity.subject import decoder, wrong_model
+
+    model: Any = wrong_model(spec, tensors, Wrong())
+    for layer, name in at.items():
+        bad: Any = wrong_model(spec, tensors, FAULTS[name].wrong)
+        model.stack.layers[layer] = bad.stack.layers[layer]
+    return decoder(model, "unroll", given, jit=False)
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+def run(
+    *,
+    names: Sequence[str] = (),
+    controls: int = CONTROLS,
+    pairs: int = PAIRS,
+    workers: int = 2,
+    progress: Callable[[str], None] = lambda step: None,
+) -> dict[str, Any]:
+    """The whole table as plain data (docs/json.md), over a few processes."""
+    started = time.monotonic()
+    work: list[tuple[str, Any]] = [("pair", seed) for seed in range(pairs)]
+    work += [("control", seed) for seed in range(controls)]
+    for name in names or FAULTS:
+        work += [("fault", (name, shape)) for shape in shapes()]
+    work += [("other", which) for which in (() if names else OTHER)]
+    done: dict[str, list[Any]] = {"fault": [], "control": [], "pair": [], "other": []}
+    for kind, result in _spread(work, workers, progress):
+        done[kind].append(result)
+    outcomes = [o for o in done["fault"] if o is not None] + sum(done["other"], [])
+    alarms = [text for text in done["control"] if text]
+    return {
+        "faults": _table(outcomes),
+        "false_alarms": len(alarms),
+        "controls": len(done["control"]),
+        "alarms": alarms,
+        "pairs": {
+            "tried": len(done["pair"]),
+            "located": sum(p["located"] for p in done["pair"]),
+            "named": sum(p["named"] for p in done["pair"]),
+            "missed": [p for p in done["pair"] if not p["named"]],
+        },
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One entry a fault: caught and named only where it is so in every model that has it."""
+    by_name: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_name.setdefault(outcome.name, []).append(outcome)
+    return [
+        {
+            "name": name,
+            "caught": all(o.caught for o in found),
+            "named": all(o.named for o in found),
+            "where": found[0].where,
+            "cause": found[0].cause,
+            "runs": [asdict(o) for o in found],
+        }
+        for name, found in by_name.items()
+    ]
+
+
+OTHER: dict[str, str] = {}  # other tables of faults: a name and the function that runs it
+
+
+def _spread(
+    work: Sequence[tuple[str, Any]], workers: int, progress: Callable[[str], None]
+) -> Iterator[tuple[str, Any]]:
+    if workers < 2 or len(work) < 8:
+        _start()
+        results = map(_one, work)
+        yield from _told(results, len(work), progress)
+        return
+    # Not forked: JAX and torch have threads of their own.
+    with multiprocessing.get_context("spawn").Pool(workers, _start) as pool:
+        yield from _told(pool.imap_unordered(_one, work, chunksize=4), len(work), progress)
+
+
+def _told(results: Any, total: int, progress: Callable[[str], None]) -> Iterator[Any]:
+    for i, result in enumerate(results, 1):
+        if i % 10 == 0 or i == total:
+            progress(f"{i} of {total} models")
+        yield result
+
+
+def _start() -> None:
+    """Once in each process: 64 bits, and one thread, for tiny models are no work for more."""
+    import jax
+    import torch
+
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    torch.set_num_threads(1)
+
+
+def _one(work: tuple[str, Any]) -> tuple[str, Any]:
+    kind, what = work
+    if kind == "pair":
+        return kind, pair(what)
+    if kind == "control":
+        return kind, control(what)
+    if kind == "other":
+        import importlib
+
+        module, function = OTHER[what].split(":")
+        return kind, getattr(importlib.import_module(module), function)()
+    name, shape = what
+    return kind, fault(name, shape, shapes()[shape])
