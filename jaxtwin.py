@@ -147,6 +147,7 @@ def convert(
         "check smollm2-135m",
         "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
         "check tests/golden/reference_gqa_tied.npz --json",
+        "check ./my-llama --against out/my-jax-run --html report.html",
         "check ./my-llama --save new.json --baseline old.json --html report.html",
     )
 )
@@ -158,6 +159,12 @@ def check(
     tokens: Annotated[int, typer.Option(min=8, help="Length of the two input rows.")] = 300,
     layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
     witness: Annotated[bool, typer.Option(help="Let transformers take part.")] = True,
+    against: Annotated[
+        str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
+    ] = None,
+    probes: Annotated[
+        bool, typer.Option("--probes", help="Judge every part alone too, in every dtype.")
+    ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every comparison.")] = False,
     seed: SEED = 0,
     as_json: JSON = False,
@@ -181,6 +188,8 @@ def check(
                 tokens=tokens,
                 layout=layout.value,
                 use_witness=witness,
+                against=against,
+                look=probes,
                 seed=seed,
                 progress=progress,
             )
@@ -195,6 +204,39 @@ def check(
             if changes is not None:
                 show_changes(changes, printer(100))
     raise typer.Exit(0 if report.equal else 1)
+
+
+@app.command(epilog=example("faults", "faults rope-base tile-not-repeat --controls 0 --pairs 0"))
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(help="These alone; all by default.")] = None,
+    controls: Annotated[int, typer.Option(min=0, help="Random models that must pass.")] = 200,
+    pairs: Annotated[int, typer.Option(min=0, help="Random pairs in different layers.")] = 50,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    as_json: JSON = False,
+    save: SAVE = None,
+) -> None:
+    """The check checked: makes every known fault, and says whether it is caught and named."""
+    with answering(as_json):
+        from parity.killtable import passed
+        from parity.killtable import run as kill
+
+        with working() as progress:
+            table = kill(
+                names=names or (),
+                controls=controls,
+                pairs=pairs,
+                workers=workers,
+                progress=progress,
+            )
+        if save:
+            save.write_text(json.dumps(table, indent=1))
+        if as_json:
+            print(json.dumps(table))
+        else:
+            from parity.report import printer, show_faults
+
+            show_faults(table, printer(100))
+    raise typer.Exit(0 if passed(table) else 1)
 
 
 @app.command(

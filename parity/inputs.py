@@ -60,3 +60,26 @@ def inputs(
     positions[1, pad:cut] = np.arange(cut - pad)
     positions[1, cut:] = np.arange(t - cut)
     return Inputs(ids, positions, segments)
+
+
+def blind(spec: Model, given: Inputs) -> list[str]:
+    """Which mechanisms of the spec this input cannot exercise, in words."""
+    out = []
+    t = given.ids.shape[1]
+    if t < spec.max_len:
+        out.append(f"positions from {t} to {spec.max_len - 1}: the input has {t} of them")
+    ropes = {r for block in spec.layers if (r := block.attn.rope) is not None}
+    slowest = max(
+        (2 * np.pi * r.base ** (1 - 2 / spec.layers[0].attn.width) for r in ropes), default=0
+    )
+    if slowest > t:
+        turned = f"{t / slowest:.1%}" if slowest else "0%"
+        out.append(f"slow rotary pairs: the slowest turns by {turned} of a circle in {t} positions")
+    unused = spec.vocab - len(np.unique(given.ids))
+    if unused:
+        out.append(f"rows of the embedding for the {unused} of {spec.vocab} ids that do not occur")
+    if len(np.unique(given.segments)) < 2:
+        out.append("masks between packed documents: the input has one document in a row")
+    if all(block.attn.kv in (1, block.attn.heads) for block in spec.layers):
+        out.append("the order of key/value groups: with one or all heads there is none")
+    return out

@@ -19,12 +19,14 @@ import ml_dtypes
 import numpy as np
 
 from configs import BadInput, Model
-from parity import metrics, sides, table
+from parity import curves, metrics, preflight, sides, table
 from parity.findings import Check, Report
-from parity.inputs import Inputs, inputs
+from parity.inputs import Inputs, blind, inputs
+from parity.probes import Trace
 from parity.redraw import Reordering
 from parity.sides import Outcome, Wrong
-from parity.tensors import Tensors, backward, forward
+from parity.subject import Reference, Subject, decoder
+from parity.tensors import Tensors, backward, forward, shapes_there
 
 LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
 K = 2.0  # how many times torch's own error JAX may make
@@ -113,13 +115,18 @@ def check(
     golden: dict[str, Any] | None = None,
     witness: Callable[[Inputs], Outcome] | None = None,
     wrong: Wrong | None = None,
+    against: tuple[Model, Tensors] | None = None,
+    look: bool = False,
+    explain: bool = True,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Compares jaxmodel with torchref on the weights (named as torchref names them).
 
     `encode` is the tokenizer's, where there is one; `golden` are recorded results to be met as
     well; `witness` runs transformers' own model in float32 on the same input; `wrong` is a mistake
-    to make on the JAX side (see faults.py).
+    to make on the JAX side (see faults/). `against` is what the JAX side is built from, where that
+    is something else. With `look` every part is also judged alone, in every dtype (curves.py); with
+    `explain` a failure in float64 is followed to its cause (diagnose.py).
     The float64 run comes first and is the truth that the others are measured from.
     """
     import jax
@@ -132,51 +139,107 @@ def check(
     if unknown:
         raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(NUMPY)}")
     given = inputs(spec, tokens, seed, encode)
-    report = Report(environment=environment(spec, tensors, given, layout))
+    report = Report(environment=environment(spec, tensors, given, layout), blind=blind(spec, given))
+    theirs = against or (spec, tensors)
+    if (odd := _unlike(spec, theirs[0])) is not None:
+        report.checks.append(odd)
+        report.preflight = preflight.spec(spec, theirs[0])
+        return report
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         progress("weights: through the table and back")
         report.checks.append(_returns(spec, tensors, layout))
         progress("float64: torch")
-        truth = sides.run_torch(spec, tensors, given, "float64")
+        reference = Reference(spec, tensors, given)
+        truth = reference.run() if look else sides.run_torch(spec, tensors, given, "float64")
         if "float64" in dtypes:
             progress("float64: JAX")
-            model = sides.jax_model(spec, tensors, "float64", layout, wrong)
-            got = sides.run_jax(spec, model, given, layout)
+            model = sides.jax_model(*theirs, "float64", layout, wrong)
+            got = sides.run_jax(model.spec, model, given, layout)
             report.checks += strict(got, truth)
+            if look:
+                progress("float64: JAX, every part alone")
+                report.checks += _looked(report, decoder(model, layout, given), got, truth)
             progress("float64: JAX, decoding from the cache")
             report.checks += _decoding(model, given, truth)
             if golden:
                 progress("float64: recorded results")
                 report.checks += _recorded(spec, tensors, model, golden, layout)
+            if explain and not report.equal:
+                progress("float64: looking for the cause")
+                _explain(report, reference, decoder(model, layout, given))
             del model, got
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in dtypes if d != "float64"]:
             report.checks += working(
-                spec,
-                tensors,
-                given,
+                reference,
+                theirs,
                 truth,
                 dtype,
+                report,
                 layout=layout,
                 wrong=wrong,
                 witness=witness if dtype == "float32" else None,
                 redraw="float64" in dtypes and report.equal,
+                look=look,
                 progress=progress,
             )
     return report
 
 
+def _unlike(spec: Model, other: Model) -> Check | None:
+    """A failed check where the two do not even have the same tensors."""
+    one, two = (dict(shapes_there(table.rows(s, "unroll"))) for s in (spec, other))
+    odd = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+    if not odd:
+        return None
+    return Check(f"tensors of another name or shape, the first {odd[0]}", "int", len(odd), 0.0)
+
+
+def _looked(report: Report, subject: Subject, plain: Outcome, truth: Outcome) -> Iterator[Check]:
+    """The two curves in float64, and that looking changed nothing."""
+    assert isinstance(truth, Trace)
+    free, forced = subject.run(None), subject.run(truth)
+    report.points += curves.points(free, forced, truth, "float64")
+    report.heat = curves.heat(free, truth, len(subject.spec.layers))
+    yield Check(
+        "probes on and off: logits",
+        "float64",
+        metrics.relative_l2(free.logits, plain.logits),
+        LOGITS,
+    )
+    yield from _parts(report, "float64")
+
+
+def _parts(report: Report, dtype: str) -> Iterator[Check]:
+    """Of the parts alone, the one that uses most of its band, for each direction."""
+    for direction in curves.BANDS:
+        points = [p for p in report.points if (p.dtype, p.direction) == (dtype, direction)]
+        checks = [
+            Check(f"part alone, {direction}: {p.probe}", dtype, p.injected, p.band) for p in points
+        ]
+        yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)
+
+
+def _explain(report: Report, reference: Reference, subject: Subject) -> None:
+    from parity.diagnose import diagnose
+
+    found = diagnose(reference, subject)
+    report.preflight, report.suspects = found.preflight, found.suspects
+    report.points, report.heat = found.points, found.heat
+
+
 def working(
-    spec: Model,
-    tensors: Tensors,
-    given: Inputs,
+    reference: Reference,
+    theirs: tuple[Model, Tensors],
     truth: Outcome,
     dtype: str,
+    report: Report,
     *,
     layout: str,
     wrong: Wrong | None,
     witness: Callable[[Inputs], Outcome] | None,
     redraw: bool,
+    look: bool,
     progress: Callable[[str], None],
 ) -> list[Check]:
     """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
@@ -184,6 +247,7 @@ def working(
     While something is over and `redraw` is allowed (float64 has shown that the function is the
     same), roundings are drawn anew: torch first, whose largest error sets the budget, then JAX.
     """
+    spec, tensors, given = reference.spec, reference.tensors, reference.given
     noise = rounding(truth, dtype)
 
     def torch_draw(seed: int) -> dict[str, float]:
@@ -195,17 +259,26 @@ def working(
     def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
         progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
-        model = sides.jax_model(spec, order.apply(tensors), dtype, layout, wrong)
-        out = sides.run_jax(spec, model, given, layout)
+        model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong)
+        out = sides.run_jax(model.spec, model, given, layout)
         return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
 
     torch, (first, logits) = [torch_draw(0)], jax_draw(0)
     jax, hf, against = [first], [], []
     if witness:
         progress(f"{dtype}: transformers, the third witness")
-        theirs = witness(given)
-        hf = [errors(theirs, truth)]
-        against = [("JAX against transformers: logits", metrics.relative_l2(logits, theirs.logits))]
+        third = witness(given)
+        hf = [errors(third, truth)]
+        against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
+
+    def alone() -> Iterator[Check]:
+        progress(f"{dtype}: every part alone")
+        assert isinstance(truth, Trace)
+        own = replace(reference, dtype=dtype).run(truth)
+        model = sides.jax_model(*theirs, dtype, layout, wrong)
+        subject = decoder(model, layout, given)
+        report.points += curves.points(subject.run(None), subject.run(truth), truth, dtype, own)
+        yield from _parts(report, dtype)
 
     def checks() -> list[Check]:
         out = budgeted(jax, torch, noise, dtype)
@@ -218,7 +291,7 @@ def working(
         torch.append(torch_draw(len(torch)))
     while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
         jax.append(jax_draw(len(jax))[0])
-    return checks()
+    return [*checks(), *(alone() if look else ())]
 
 
 def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:

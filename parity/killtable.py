@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from configs import Model
+from configs import BadInput, Model
+from configs.errors import nearest
 from configs.llama import llama
 from configs.spec import GQA, RMS, Block, Glu, Rope, Run
 from parity import table
@@ -202,6 +203,10 @@ def run(
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:
     """The whole table as plain data (docs/json.md), over a few processes."""
+    unknown = sorted(set(names) - FAULTS.keys())
+    if unknown:
+        near = nearest(unknown[0], FAULTS)
+        raise BadInput(f"no such fault: {', '.join(unknown)}{near}")
     started = time.monotonic()
     work: list[tuple[str, Any]] = [("pair", seed) for seed in range(pairs)]
     work += [("control", seed) for seed in range(controls)]
@@ -226,6 +231,11 @@ def run(
         },
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def passed(table: dict[str, Any]) -> bool:
+    """Everything caught, nothing else reported. Naming is counted, and is not the gate."""
+    return not table["false_alarms"] and all(f["caught"] for f in table["faults"])
 
 
 def _table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

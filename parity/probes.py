@@ -207,61 +207,70 @@ def run_torch(
 # ---- JAX ----------------------------------------------------------------------------------------
 
 
-def run_jax(
-    apply: Callable[[Mapping[str, Any]], Any],
-    params: Mapping[str, Any],
-    score: Callable[[Any], Any],
-    parameters: Sequence[Row],
-    probes: Sequence[Row],
-    forced: Trace | None = None,
-    *,
-    jit: bool = True,
-) -> Trace:
+class JaxRun:
     """The same of a JAX function of named parameters, carried to torch's names and layout.
 
     Without `jit` each operation runs by itself, which for a tiny model is much the faster: nothing
     is compiled for a function that runs once.
     """
-    import jax
-    import jax.numpy as jnp
 
-    from jaxmodel.probe import Slot, looking
+    def __init__(
+        self,
+        apply: Callable[[Mapping[str, Any]], Any],
+        params: Mapping[str, Any],
+        score: Callable[[Any], Any],
+        parameters: Sequence[Row],
+        probes: Sequence[Row],
+        *,
+        jit: bool = True,
+    ):
+        import jax
 
-    def seen_by(params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
+        self.apply, self.params, self.score = apply, dict(params), score
+        self.parameters, self.probes = parameters, probes
+        self.shapes = jax.eval_shape(lambda p: self._seen(p, {})[1], self.params)
+        self.step = jax.jit(self._step) if jit else self._step
+
+    def __call__(self, forced: Trace | None = None) -> Trace:
+        given = {}
+        if forced is not None:
+            values = forward(self.probes, _tensors(forced.values), "the reference's probes")
+            back = forward(self.probes, _tensors(forced.cotangents), "the reference's cotangents")
+            given = {
+                path: (values[path].read().astype(x.dtype), back[path].read().astype(x.dtype))
+                for path, x in self.shapes.items()
+                if path in values
+            }
+        (_, (output, losses, seen)), (grads, cotangents) = self.step(self.params, given)
+        return Trace(
+            np.asarray(output),
+            np.asarray(losses),
+            _named(self.parameters, grads, "the gradients"),
+            _named(self.probes, seen, "the JAX side's probes"),
+            _named(self.probes, cotangents, "the JAX side's cotangents"),
+        )
+
+    def _seen(self, params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
+        from jaxmodel.probe import looking
+
         with looking(slots) as eyes:
-            output = apply(params)
+            output = self.apply(params)
         return output, dict(eyes.seen)
 
-    shapes = jax.eval_shape(lambda p: seen_by(p, {})[1], dict(params))
-    given: dict[str, tuple[Any, Any]] = {}
-    if forced is not None:
-        values = forward(probes, _tensors(forced.values), "the reference's probes")
-        cotangents = forward(probes, _tensors(forced.cotangents), "the reference's cotangents")
-        given = {
-            path: (values[path].read(), cotangents[path].read())
-            for path in shapes
-            if path in values
-        }
+    def _step(self, params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
+        import jax
+        import jax.numpy as jnp
 
-    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
+        from jaxmodel.probe import Slot
+
         def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
             slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
-            output, seen = seen_by(params, slots)
-            losses = score(output)
+            output, seen = self._seen(params, slots)
+            losses = self.score(output)
             return losses.mean(), (output, losses, seen)
 
-        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in self.shapes.items()}
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
-
-    run = jax.jit(step) if jit else step
-    (_, (output, losses, seen)), (grads, cotangents) = run(dict(params), given)
-    return Trace(
-        np.asarray(output),
-        np.asarray(losses),
-        _named(parameters, grads, "the gradients"),
-        _named(probes, seen, "the JAX side's probes"),
-        _named(probes, cotangents, "the JAX side's cotangents"),
-    )
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

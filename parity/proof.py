@@ -20,6 +20,8 @@ def check(
     use_witness: bool = True,
     seed: int = 0,
     wrong: Wrong | None = None,
+    against: str | Source | None = None,
+    look: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
@@ -33,6 +35,11 @@ def check(
     run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
     # Read once: several runs go over them, and a GGUF file is dequantized at every reading.
     tensors = {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
+    theirs = None
+    if against is not None:
+        progress(f"reading {against if isinstance(against, str) else against.name}")
+        other = against if isinstance(against, Source) else open_source(against, seed=seed)
+        theirs = other.spec, {n: Tensor.of(t.read()) for n, t in other.tensors.items()}
     report = judge.check(
         source.spec,
         tensors,
@@ -44,6 +51,8 @@ def check(
         golden=source.golden,
         witness=run,
         wrong=wrong,
+        against=theirs,
+        look=look,
         progress=progress,
     )
     report.notes += [*source.notes, note]

@@ -138,3 +138,25 @@ def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
     for row in flat("", facts):
         table.add_row(*row)
     printer(100).print(table)
+
+
+def show_faults(table: dict[str, Any], console: Console) -> None:
+    """The kill table: what was caught, where, and under what name."""
+    grid = Table(box=None, pad_edge=False)
+    for column in ("fault", "caught", "first seen at", "called", ""):
+        grid.add_column(column, overflow="fold")
+    for found in table["faults"]:
+        mark = Text("ok", "green") if found["named"] else Text("not its name", "yellow")
+        caught = Text("yes") if found["caught"] else Text("NO", "bold red")
+        grid.add_row(found["name"], caught, found["where"], found["cause"] or "-", mark)
+    console.print(grid)
+    faults, pairs = table["faults"], table["pairs"]
+    for alarm in table["alarms"]:
+        console.print(f"false alarm: {alarm}", style="red", markup=False, highlight=False)
+    caught, named = (sum(f[key] for f in faults) for key in ("caught", "named"))
+    console.print(
+        f"{caught} of {len(faults)} faults caught, {named} called by their name; "
+        f"{table['false_alarms']} false alarms in {table['controls']} random models; "
+        f"pairs: both located in {pairs['located']} and named in {pairs['named']} "
+        f"of {pairs['tried']}; {table['seconds']:.0f} s"
+    )
