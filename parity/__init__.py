@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxmodel import Decoder
     from parity.findings import Report
+    from parity.table import Row
 
 
 def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None) -> Decoder:
@@ -26,6 +27,27 @@ def check(src: str | os.PathLike[str], **how: Any) -> Report:
     from parity.proof import check
 
     return check(os.fspath(src), **how)
+
+
+def compare(torch_module: Any, jax_side: Any, table: Any, inputs: Any, **how: Any) -> Report:
+    """Any torch module against any JAX function: see `parity.pair.compare`, and its guide in docs."""
+    from parity.pair import compare
+
+    return compare(torch_module, jax_side, table, inputs, **how)
+
+
+def sized(table: Any, tensors: Any) -> list[Row]:
+    """The rows with the sizes of their single letters, read off torch's tensors (by name)."""
+    from parity.pair import sized
+
+    return sized(table, tensors)
+
+
+def probe(x: Any, name: str) -> Any:
+    """x, which a comparison may look at under this name: see `jaxmodel.probe`."""
+    from jaxmodel.probe import probe
+
+    return probe(x, name)
 
 
 def assert_parity(subject: str | os.PathLike[str] | Report, **how: Any) -> Report:

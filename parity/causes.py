@@ -20,6 +20,7 @@ from torchref.ffn import ACTIVATIONS
 from torchref.position import PAIRS
 
 Forward = Callable[..., Any]
+ANY = "*"  # any part whose module the mistake can be made in
 NORM_SLOTS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn", "norm")
 ROTATED = ("attn.q", "attn.k")
 
@@ -562,7 +563,7 @@ _add(
     "multiplies what the part returns by {}",
     "remove the factor (an embedding scale, a logit temperature, a residual multiplier), or give "
     "it to the reference too",
-    ("embed", "attn", "ffn", "head", *NORM_SLOTS),
+    ("embed", "attn", "ffn", "head", *NORM_SLOTS, ANY),
     "{part}",
     calling(lambda f, m, v, *args: v * f(*args)),
     values=lambda m: [
@@ -591,6 +592,50 @@ _add(
     calling(lambda f, m, v, *args: v * torch.tanh(f(*args) / v)),
     values=lambda m: [2.0**e for e in range(-3, 9)],
     fits=True,
+)
+
+# ---- torch's own modules, in a model of another kind --------------------------------------------
+
+_add(
+    "gelu-flavour",
+    "uses the {} GELU",
+    "torch's nn.GELU is exact, jax.nn.gelu the tanh approximation unless approximate=False",
+    ANY,
+    "{part}",
+    setting(approximate=lambda m, v: v),
+    values=lambda m: (
+        [v for v in ("none", "tanh") if v != m.approximate] if isinstance(m, nn.GELU) else ()
+    ),
+)
+_add(
+    "layer-norm-eps",
+    "uses the layer norm eps {}",
+    "torch's nn.LayerNorm has 1e-5, Flax's 1e-6: give it",
+    ANY,
+    "{part}",
+    setting(eps=lambda m, v: v),
+    values=lambda m: [10.0**e for e in range(-12, 1)] if isinstance(m, nn.LayerNorm) else (),
+    fits=True,
+)
+_add(
+    "bias-missing",
+    "leaves the bias out",
+    "add the bias",
+    ANY,
+    "{part}",
+    calling(lambda f, m, v, x: F.linear(x, m.weight)),
+    values=lambda m: (None,) if isinstance(m, nn.Linear) and m.bias is not None else (),
+)
+_add(
+    "matrix-transposed",
+    "multiplies by the transposed matrix",
+    "torch's Linear stores (out, in): x @ weight.T",
+    ANY,
+    "{part}",
+    calling(lambda f, m, v, x: F.linear(x, m.weight.T, m.bias)),
+    values=lambda m: (
+        (None,) if isinstance(m, nn.Linear) and m.in_features == m.out_features else ()
+    ),
 )
 
 # ---- the residual stream ------------------------------------------------------------------------

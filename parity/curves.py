@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 
@@ -63,28 +67,36 @@ def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -
     """
     lost = lost or want
     allowed = lossy(want, lost, "parameter", dtype)
-    allowed["head"] = lossy(want, lost, "forward", dtype)["head"]
-    off = errors(got, want, "parameter") | {"head": error(got.logits, want.logits)}
-    return float(np.max([off[name] / allowed[name] for name in allowed]))
+    off = errors(got, want, "parameter")
+    output = FORWARD
+    if (loss := error(lost.logits, want.logits)) > FORWARD:
+        rounding = error(metrics.rounded(want.logits, _numpy(dtype)), want.logits)
+        output += LOSS * loss + rounding
+    worst = [off[name] / allowed[name] for name in allowed]
+    return float(np.max([*worst, error(got.logits, want.logits) / output]))
 
 
 def points(
-    free: Trace, forced: Trace, truth: Trace, dtype: str, own: Trace | None = None
+    free: Trace, forced: Trace, truth: Trace, dtype: str, own: Sequence[Trace] = ()
 ) -> list[Point]:
-    """The two curves. `own` is the reference's forced run in that dtype; without one it is exact.
+    """The two curves. `own` are the reference's forced runs in that dtype; without any it is exact.
 
     The band of a part is what float64 may be off or, in a working dtype, K times what the
     reference's own part is off on the same input, plus what rounding the truth to the dtype costs.
+    One part's error is one draw of roundings, so the largest counts, of all layers and all runs.
     """
     out = []
     for direction, strict in BANDS.items():
         ends, alone = errors(free, truth, direction), errors(forced, truth, direction)
-        noise = errors(own, truth, direction) if own else dict.fromkeys(ends, 0.0)
+        draws = [errors(run, truth, direction) for run in own if getattr(run, PICK[direction])]
+        noise: dict[str, float] = {}
+        for name, e in itertools.chain.from_iterable(draw.items() for draw in draws):
+            noise[_kind(name)] = float(np.max([noise.get(_kind(name), 0.0), e]))
         for name, want in getattr(truth, PICK[direction]).items():
             band = strict
-            if own is not None:
-                kind = getattr(own, PICK[direction])[name].dtype
-                band = K * noise[name] + error(metrics.rounded(want, kind), want)
+            if own:
+                near = metrics.rounded(want, getattr(own[0], PICK[direction])[name].dtype)
+                band = K * noise[_kind(name)] + error(near, want)
             out.append(
                 Point(
                     name,
@@ -94,11 +106,16 @@ def points(
                     dtype,
                     ends[name],
                     alone[name],
-                    noise[name],
+                    noise.get(_kind(name), 0.0),
                     band,
                 )
             )
     return out
+
+
+def _kind(name: str) -> str:
+    """The same part of every layer."""
+    return re.sub(r"\d+", "*", name)
 
 
 def heat(free: Trace, truth: Trace, layers: int) -> list[list[float]]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from parity import cached, curves, given, probes
-from parity.causes import MISTAKES, Edit, Mistake
+from parity.causes import ANY, MISTAKES, Edit, Mistake
 from parity.curves import BANDS
 from parity.findings import Cause, Difference, Point, Suspect
 from parity.probes import Trace
@@ -106,11 +107,21 @@ def _dtype(edits: Sequence[Edit]) -> str:
     return next((dtype for dtype in ("bfloat16", "float16", "float32") if dtype in lost), "")
 
 
+class Runs(Protocol):
+    """A reference that can be seen from inside and made to commit mistakes."""
+
+    @property
+    def model(self) -> Any: ...
+
+    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace: ...
+
+
 class Search:
     """Functions that differ, one after another, between a forced run and the reference's own."""
 
-    def __init__(self, reference: Reference, base: Trace, forced: Trace):
+    def __init__(self, reference: Runs, base: Trace, forced: Trace):
         self.reference, self.base, self.forced = reference, base, forced
+        self.modules = dict(reference.model.named_modules())
         self.edits: list[Edit] = []
         self.unknown: set[tuple[str, str]] = set()
 
@@ -171,14 +182,16 @@ class Search:
     def _explained(self, direction: str, names: Sequence[str]) -> Edit | None:
         """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
         part = probes.part(names[0])
-        fit = [m for m in MISTAKES if part in m.parts and m.direction == direction]
+        fit = [m for m in MISTAKES if {part, ANY} & set(m.parts) and m.direction == direction]
         for mistake in sorted(fit, key=lambda m: (m.fits, m.rounds)):
             modules = tuple(_module(name, mistake.module.format(part=part)) for name in names)
 
             def over(value: object, m: Mistake = mistake, at: tuple[str, ...] = modules) -> float:
                 return self._with(Edit(m, at, value), direction, names)
 
-            values = list(mistake.values(self.reference.model.get_submodule(modules[0])))
+            if modules[0] not in self.modules:  # a probe of what a part is given is no part
+                continue
+            values = list(mistake.values(self.modules[modules[0]]))
             if mistake.fits and values:
                 values = [fitted(over, values)]
             for value in values:

@@ -277,7 +277,7 @@ def working(
         own = replace(reference, dtype=dtype).run(truth)
         model = sides.jax_model(*theirs, dtype, layout, wrong)
         subject = decoder(model, layout, given)
-        report.points += curves.points(subject.run(None), subject.run(truth), truth, dtype, own)
+        report.points += curves.points(subject.run(None), subject.run(truth), truth, dtype, [own])
         yield from _parts(report, dtype)
 
     def checks() -> list[Check]:

@@ -206,7 +206,7 @@ def run(
     unknown = sorted(set(names) - FAULTS.keys())
     if unknown:
         near = nearest(unknown[0], FAULTS)
-        raise BadInput(f"no such fault: {', '.join(unknown)}{near}")
+        raise BadInput(f"no such fault: {', '.join(unknown)}; {near}")
     started = time.monotonic()
     work: list[tuple[str, Any]] = [("pair", seed) for seed in range(pairs)]
     work += [("control", seed) for seed in range(controls)]

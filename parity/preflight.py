@@ -87,10 +87,10 @@ def field_slip(difference: Difference) -> Slip:
     return Slip(slip.name, slip.about.format(**values), slip.advice.format(**values))
 
 
-def weights(spec: Model, torch: Arrays, jax: Arrays) -> list[tuple[Difference, Slip | None]]:
+def weights(spec: Model | None, torch: Arrays, jax: Arrays) -> list[tuple[Difference, Slip | None]]:
     """Every tensor that is not the same, bit for bit, and the slip that made it so if one is known.
 
-    Both are named and laid out as torch's.
+    Both are named and laid out as torch's. Without a spec nothing is known of heads.
     """
     out = []
     for name in [n for n in torch if n in jax]:
@@ -130,13 +130,13 @@ def _where(want: np.ndarray, got: np.ndarray) -> str:
 
 
 def slip_of(
-    spec: Model, name: str, want: np.ndarray, got: np.ndarray, others: Arrays
+    spec: Model | None, name: str, want: np.ndarray, got: np.ndarray, others: Arrays
 ) -> Slip | None:
     """The slip that turns the wanted tensor into the given one, or None."""
     for other, x in others.items():
         if other != name and x.shape == got.shape and _same(x, got):
             return _exchanged(name, other)
-    heads = _heads(spec, name)
+    heads = _heads(spec, name) if spec is not None else None
     for known, about, change in _changes(heads, want):
         if _same(change, got):
             return Slip(known, about, ADVICE[known])

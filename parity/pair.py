@@ -1,0 +1,258 @@
+"""Bring your own: any torch module against any JAX function, by a table of your rows."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from configs import BadInput
+from parity import curves, metrics, ops, preflight
+from parity.findings import Cause, Check, Point, Report, Suspect
+from parity.probes import JaxRun, Place, Trace, run_torch
+from parity.table import Row
+from parity.tensors import Tensor, backward, forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from parity.causes import Edit
+
+GIVEN = ":in"  # after a submodule's name: what it is given, and not what it returns
+
+
+@dataclass(frozen=True)
+class TorchSide:
+    """A torch module on its inputs, seen from inside, that can be made to commit mistakes."""
+
+    model: torch.nn.Module
+    places: Mapping[str, Place]
+    inputs: Sequence[torch.Tensor]
+    order: np.ndarray | None = None  # of the rows, where it is another
+
+    def reordered(self, order: np.ndarray) -> TorchSide:
+        return replace(self, inputs=[x[order] for x in self.inputs], order=order)
+
+    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
+        import torch
+
+        from parity.causes import edited
+
+        def score(output: torch.Tensor) -> torch.Tensor:
+            weights = weighing(tuple(output.shape))
+            weights = weights if self.order is None else weights[self.order]
+            return output * torch.from_numpy(weights).to(output)
+
+        with edited(self.model, edits) if edits else nullcontext():
+            return run_torch(
+                self.model, self.places, lambda: self.model(*self.inputs), score, forced
+            )
+
+
+def weighing(shape: tuple[int, ...]) -> np.ndarray:
+    """Fixed random weights: the loss is the output's mean with them, so every element counts."""
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def compare(
+    torch_module: torch.nn.Module,
+    jax_side: Any,
+    table: Sequence[Row],
+    inputs: Sequence[np.ndarray],
+    *,
+    probes: Sequence[Row] = (),
+    params: Mapping[str, Any] | None = None,
+    dtypes: Sequence[str] = ("float64", "float32"),
+) -> Report:
+    """Is this JAX model that torch module? Outputs, every gradient, and each probed part alone.
+
+    `jax_side` is a Flax NNX module, or a function f(params, *inputs) with its `params` by path.
+    `table` has one row for each parameter: its path in JAX (here), its name in torch (there), and
+    how the axes move, torch -> JAX. `probes` are rows of the same kind between the names given to
+    `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
+    what they are given). The sizes of single letters are read off the tensors.
+    Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). BadInput where
+    the table or the probes do not fit the two sides.
+    """
+    import jax
+
+    report = Report(environment={"inputs": [list(np.shape(x)) for x in inputs]})
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        truth = None
+        for dtype in dict.fromkeys(["float64", *dtypes]):
+            there = _torch_side(torch_module, probes, inputs, dtype)
+            own = there.run()
+            rows, seen = sized(table, own.grads), sized(probes, own.values)
+            here, arrays = _jax_side(jax_side, params, rows, seen, inputs, dtype)
+            if truth is None:
+                truth = own
+                report.preflight = _weights(there.model, rows, arrays)
+                free, forced = here(), here(truth)
+                report.checks += _strict(free, truth)
+                report.points += curves.points(free, forced, truth, dtype)
+                if not report.equal:
+                    report.suspects = _suspects(there, truth, free, forced, report)
+            elif dtype in dtypes:
+                report.points += _working(there, here, truth, dtype)
+            report.checks += [
+                Check(f"part alone, {p.direction}: {p.probe}", dtype, p.injected, p.band)
+                for p in report.points
+                if p.dtype == dtype
+            ]
+    return report
+
+
+DRAWS = 8  # of torch's roundings at most, and only while a part is over its band
+
+
+def _working(there: TorchSide, here: JaxRun, truth: Trace, dtype: str) -> list[Point]:
+    """The curves in a working dtype.
+
+    While a part is over, torch's roundings are drawn anew: with the rows of the inputs in another
+    order, the sums over them that make a parameter's gradient are rounded otherwise.
+    """
+    free, forced, own = here(), here(truth), [there.run(truth)]
+    rng = np.random.default_rng(0)
+    while True:
+        found = curves.points(free, forced, truth, dtype, own)
+        over = any(not p.ok for p in found if p.direction == "parameter")
+        if not over or len(own) == DRAWS or not _rows(there, truth):
+            return found
+        order = rng.permutation(len(there.inputs[0]))
+        sides = ({n: x[order] for n, x in v.items()} for v in (truth.values, truth.cotangents))
+        moved = replace(truth, **dict(zip(("values", "cotangents"), sides, strict=True)))
+        own.append(replace(there.reordered(order).run(moved), values={}, cotangents={}))
+
+
+def _rows(there: TorchSide, truth: Trace) -> bool:
+    """Whether everything is rows of one batch, and can be put in another order."""
+    all_of_it = [*there.inputs, *truth.values.values(), truth.logits]
+    return len({len(x) if x.ndim else 0 for x in all_of_it}) == 1
+
+
+def _torch_side(
+    module: torch.nn.Module, probes: Sequence[Row], inputs: Sequence[np.ndarray], dtype: str
+) -> TorchSide:
+    import torch
+
+    kind = getattr(torch, dtype)
+    model = copy.deepcopy(module).to(kind).eval()
+    known = dict(model.named_modules())
+    places = {}
+    for row in probes:
+        name = row.there.removesuffix(GIVEN)
+        if name not in known:
+            raise BadInput(f"probe {row.there!r}: the torch module has no submodule {name!r}")
+        places[row.there] = Place(name, given=row.there.endswith(GIVEN))
+    given = [torch.from_numpy(np.array(x)) for x in inputs]
+    given = [x.to(kind) if x.is_floating_point() else x for x in given]
+    return TorchSide(model, places, given)
+
+
+def _jax_side(
+    side: Any,
+    params: Mapping[str, Any] | None,
+    rows: Sequence[Row],
+    probes: Sequence[Row],
+    inputs: Sequence[np.ndarray],
+    dtype: str,
+) -> tuple[JaxRun, dict[str, Any]]:
+    import jax.numpy as jnp
+    from flax import nnx
+
+    if isinstance(side, nnx.Module):
+        split: Any = nnx.split(side, nnx.Param, ...)
+        graph, state, rest = split
+        flat = dict(nnx.to_flat_state(state))
+        paths = {"/".join(map(str, path)): path for path in flat}
+        arrays = {name: flat[path].get_value() for name, path in paths.items()}
+
+        def call(params: Mapping[str, Any], *given: Any) -> Any:
+            new = {path: flat[path].replace(params[name]) for name, path in paths.items()}
+            return nnx.merge(graph, nnx.from_flat_state(new), rest)(*given)
+    elif params is None:
+        raise BadInput("a JAX function needs its parameters: params={path: array}")
+    else:
+        arrays, call = dict(params), side
+    cast = {path: jnp.asarray(x).astype(dtype) for path, x in arrays.items()}
+    given = [jnp.asarray(x) for x in inputs]
+    given = [x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in given]
+
+    def score(output: Any) -> Any:
+        return output * jnp.asarray(weighing(output.shape), output.dtype)
+
+    return JaxRun(lambda p: call(p, *given), cast, score, rows, probes), arrays
+
+
+def sized(rows: Sequence[Row], there: Mapping[str, Any]) -> list[Row]:
+    """The rows with the sizes of their single letters, read off torch's tensors."""
+    out = []
+    for row in rows:
+        sizes = dict(row.sizes)
+        for move in row.moves():
+            if move.there[0] in there:
+                groups = re.findall(r"\([^)]*\)|\S+", ops.sides(row.pattern)[0])
+                shape = there[move.there[0]].shape
+                if len(groups) != len(shape):
+                    raise BadInput(f"{row.there}: {row.pattern!r} is not of its shape {shape}")
+                sizes |= {g: n for g, n in zip(groups, shape, strict=True) if "(" not in g}
+        out.append(replace(row, sizes=sizes))
+    return out
+
+
+def _weights(model: torch.nn.Module, rows: Sequence[Row], arrays: Mapping[str, Any]) -> list[Any]:
+    """The parameters that are not the same on both sides."""
+    want = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
+    named = backward(rows, here, "the JAX side")
+    forward(rows, {n: Tensor.of(x) for n, x in want.items()}, "the torch side")
+    got = {name: tensor.read().astype(want[name].dtype) for name, tensor in named.items()}
+    return [difference for difference, _ in preflight.weights(None, want, got)]
+
+
+def _strict(free: Trace, truth: Trace) -> list[Check]:
+    out = [
+        Check("output", "float64", curves.error(free.logits, truth.logits), curves.FORWARD),
+        Check(
+            "output, worst row",
+            "float64",
+            metrics.worst_row(free.logits, truth.logits),
+            10 * curves.FORWARD,
+        ),
+    ]
+    grads = curves.errors(free, truth, "parameter")
+    return out + [Check(f"grad {n}", "float64", e, curves.BACKWARD) for n, e in grads.items()]
+
+
+def _suspects(
+    there: TorchSide, truth: Trace, free: Trace, forced: Trace, report: Report
+) -> list[Suspect]:
+    """Parts that differ when they are fed the same, and what makes torch's agree with them."""
+    from parity.diagnose import Search
+
+    given = [
+        Suspect(
+            d.what.removeprefix("weight: "),
+            (),
+            "given",
+            float("inf"),
+            Cause("weights", d.about, "copy the tensor again", d.what, (), 0.0, False),
+        )
+        for d in report.preflight
+    ]
+    search = Search(there, truth, forced)
+    found = list(search.all())
+    left = curves.final(free, there.run(edits=search.edits))
+    before = curves.final(free, truth)
+    share = float(np.clip(1 - left / before, 0, 1)) if before else 0.0
+    for suspect, _ in found:
+        if suspect.cause is not None:
+            cause = replace(suspect.cause, explains=share, proven=left <= 1)
+            suspect = replace(suspect, cause=cause)
+        given.append(suspect)
+    return given
