@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from configs.places import file_place, write_file
 from jaxtwin import app
 from parity import baseline, wording
 from parity import report as console_report
-from parity.findings import Check, Point, Report, Suspect
+from parity.findings import Cause, Check, Difference, Point, Report, Suspect
 from parity.junit import junit
 from tests import reports
 
@@ -364,3 +364,10 @@ def test_points_decide_only_where_no_suspect_is_known() -> None:
     assert wording.divergence(report) == "embed in float64: cause not known"
     report.points = [replace(point, injected=0.0)]
     assert wording.divergence(report) is None
+
+
+@pytest.mark.parametrize("part", [Report, Check, Difference, Point, Suspect, Cause])
+def test_every_field_is_documented(part: type) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "json.md").read_text()
+    for field in fields(part):
+        assert f'"{field.name}"' in text or f"`{field.name}`" in text, field.name
