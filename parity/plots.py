@@ -55,6 +55,7 @@ HEAT = LinearSegmentedColormap.from_list(
     "heat", ["#1b2a49", "#25708c", "#8fc0a9", "#f4d35e", "#f26419", "#d7263d"]
 )
 MOST = 1e40  # the largest number drawn
+DECADES = 6  # that the colours of a heat map span at least, so that rounding alone stays dark
 LABELS = 6  # of the points out of band, at most so many carry their name
 
 
@@ -166,7 +167,8 @@ def _layers(axes: Axes, points: Sequence[Point]) -> None:
     for at, label in zip(ticks, axes.get_xticklabels(), strict=True):
         if label.get_text().startswith("\n") and len(groups) > 1:
             label.set_horizontalalignment("left" if at < len(points) / 2 else "right")
-    axes.set_xlabel("layer, in the order of computation")
+    order = "" if points[0].direction == "parameter" else ", in the order of computation"
+    axes.set_xlabel("layer" + order)
 
 
 def _finish(axes: Axes) -> None:
@@ -195,12 +197,13 @@ def heat(rows: Sequence[Sequence[float]], salt: str) -> str | None:
         axes = figure.add_subplot()
         image = axes.imshow(
             np.ma.masked_invalid(x), aspect="auto", cmap=HEAT.with_extremes(bad="#ff00aa"),
-            interpolation="nearest", vmin=low, vmax=max(high, low + 1),
+            interpolation="nearest", vmin=low, vmax=max(high, low + DECADES),
         )  # fmt: skip
         axes.set_xlabel("position")
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         bar = figure.colorbar(image, ax=axes, pad=0.01, aspect=30)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         bar.ax.yaxis.set_major_formatter(lambda y, _: _power(y))
         bar.outline.set_visible(False)
     return out[0]

@@ -40,11 +40,17 @@ def divergence(report: Report) -> str | None:
     """Where the two sides part first, and why: "layers.3.attn.q: 'rope-base' (proven)"."""
     if report.suspects:
         suspect = report.suspects[0]
-        where = place(suspect.part, suspect.layers[:1]) + DIRECTIONS.get(suspect.direction, "")
+        back = suspect.direction == "backward"
+        earliest = suspect.layers[-1:] if back else suspect.layers[:1]
+        where = place(suspect.part, earliest) + DIRECTIONS.get(suspect.direction, "")
         return f"{where}: {because(suspect)}"
-    point = next((point for point in report.points if not point.ok), None)
-    if point is None:
+    bad = [point for point in report.points if not point.ok]
+    if not bad:
         return None
+    point = bad[0]
+    if point.direction == "backward":  # listed as in the forward pass
+        alike = (point.direction, point.dtype)
+        point = [p for p in bad if (p.direction, p.dtype) == alike][-1]
     return f"{point.probe}{DIRECTIONS.get(point.direction, '')} in {point.dtype}: cause not known"
 
 

@@ -277,6 +277,19 @@ def test_the_failing_layer_is_seen_in_a_browser(page: str, tmp_path: Path) -> No
 
 
 @browser
+def test_a_heat_map_of_rounding_alone_stays_dark(tmp_path: Path) -> None:
+    """The colours of the upper half of the scale are for errors that grow by decades."""
+    from matplotlib.colors import to_rgb
+
+    top = tuple(round(255 * x) for x in to_rgb(plots.HEAT(1.0)[:3]))
+    quiet, grown = reports.equal(), reports.equal()
+    quiet.heat = [[1e-16, 2e-15]] * 3
+    grown.heat = [[1e-16, 1e-3]] * 3
+    assert not blobs(tmp_path, html.page(quiet, "quiet"), top)[0].size
+    assert blobs(tmp_path, html.page(grown, "grown"), top)[0].size
+
+
+@browser
 def test_where_nothing_failed_nothing_is_red(tmp_path: Path) -> None:
     report = reports.failing()
     report.points = [p for p in report.points if p.ok]

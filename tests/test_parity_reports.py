@@ -32,7 +32,7 @@ def test_the_verdict_says_where_and_why() -> None:
     start = "NOT EQUAL: first divergence at layers.3.attn.q: 'rope-base' (proven). 114 of 114 "
     assert wording.verdict(report).startswith(start + "comparisons fail, first 'logits' in float64")
     report.suspects = [Suspect("attn.v", (2, 4), "backward", 7.0, None)]
-    assert "first divergence at layers.2.attn.v (going back): cause not known. " in wording.verdict(
+    assert "first divergence at layers.4.attn.v (going back): cause not known. " in wording.verdict(
         report
     )
     report.suspects = []
@@ -362,6 +362,8 @@ def test_points_decide_only_where_no_suspect_is_known() -> None:
     point = Point("embed", None, "embed", "forward", "float64", 1.0, 1.0, 0.0, 1e-13)
     report = Report([Check("logits", "float64", 1.0, 1e-13)], points=[point])
     assert wording.divergence(report) == "embed in float64: cause not known"
+    report.points = [replace(point, probe=p, direction="backward") for p in ("embed", "head")]
+    assert wording.divergence(report) == "head (going back) in float64: cause not known"
     report.points = [replace(point, injected=0.0)]
     assert wording.divergence(report) is None
 
