@@ -76,27 +76,38 @@ def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -
     return float(np.max([*worst, error(got.logits, want.logits) / output]))
 
 
-def points(
-    free: Trace, forced: Trace, truth: Trace, dtype: str, own: Sequence[Trace] = ()
-) -> list[Point]:
-    """The two curves. `own` are the reference's forced runs in that dtype; without any it is exact.
+Errors = dict[str, dict[str, float]]  # by direction, then by name
 
-    The band of a part is what float64 may be off or, in a working dtype, K times what the
-    reference's own part is off on the same input, plus what rounding the truth to the dtype costs.
-    One part's error is one draw of roundings, so the largest counts, of all layers and all runs.
+
+def measure(got: Trace, truth: Trace) -> Errors:
+    """Every error of a run that a curve is drawn of."""
+    return {direction: errors(got, truth, direction) for direction in BANDS}
+
+
+def points(
+    ends: Errors,
+    alone: Sequence[Errors],
+    truth: Trace,
+    dtype: str,
+    own: Sequence[Errors] = (),
+) -> list[Point]:
+    """The two curves: end to end, and each part alone in one run or more.
+
+    `own` are the reference's forced runs in that dtype; without any it is exact. The band of a part
+    is what float64 may be off or, in a working dtype, K times what the reference's own part is off
+    on the same input, plus what rounding the truth to the dtype costs. A part's error is one draw
+    of roundings. So the reference's largest counts, of the same part in all layers and all runs;
+    and of the JAX side's runs the smallest, for a fault is in every one of them.
     """
     out = []
     for direction, strict in BANDS.items():
-        ends, alone = errors(free, truth, direction), errors(forced, truth, direction)
-        draws = [errors(run, truth, direction) for run in own if getattr(run, PICK[direction])]
         noise: dict[str, float] = {}
-        for name, e in itertools.chain.from_iterable(draw.items() for draw in draws):
+        for name, e in itertools.chain.from_iterable(draw[direction].items() for draw in own):
             noise[_kind(name)] = float(np.max([noise.get(_kind(name), 0.0), e]))
         for name, want in getattr(truth, PICK[direction]).items():
             band = strict
             if own:
-                near = metrics.rounded(want, getattr(own[0], PICK[direction])[name].dtype)
-                band = K * noise[_kind(name)] + error(near, want)
+                band = K * noise[_kind(name)] + error(metrics.rounded(want, _numpy(dtype)), want)
             out.append(
                 Point(
                     name,
@@ -104,8 +115,8 @@ def points(
                     probes.part(name),
                     direction,
                     dtype,
-                    ends[name],
-                    alone[name],
+                    ends[direction][name],
+                    float(np.min([draw[direction][name] for draw in alone])),
                     noise.get(_kind(name), 0.0),
                     band,
                 )

@@ -10,17 +10,17 @@ JAX side from end to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from parity import cached, curves, given, probes
-from parity.causes import ANY, MISTAKES, Edit, Mistake
+from parity import bridge, cached, curves, given, probes
+from parity.causes import ANY, MISTAKES, Edit, Mistake, edited
 from parity.curves import BANDS
 from parity.findings import Cause, Difference, Point, Suspect
-from parity.probes import Trace
+from parity.probes import Place, Trace
 from parity.subject import Reference, Subject
 
 MOST = 12  # suspects in one diagnosis; more is another model
@@ -48,7 +48,8 @@ def diagnose(reference: Reference, subject: Subject) -> Diagnosis:
     truth, free = reference.run(), subject.run(None)
     forced = subject.run(truth)
     found.error = found.left = curves.final(free, truth)
-    found.points = curves.points(free, forced, truth, "float64")
+    ends, parts = curves.measure(free, truth), curves.measure(forced, truth)
+    found.points = curves.points(ends, [parts], truth, "float64")
     found.heat = curves.heat(free, truth, len(reference.spec.layers))
     base, found.preflight, causes = given.compare(reference, subject)
     if base is None:  # not even the shapes are the same: nothing to feed
@@ -112,6 +113,9 @@ class Runs(Protocol):
 
     @property
     def model(self) -> Any: ...
+
+    @property
+    def places(self) -> Mapping[str, Place]: ...
 
     def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace: ...
 
@@ -193,11 +197,36 @@ class Search:
                 continue
             values = list(mistake.values(self.modules[modules[0]]))
             if mistake.fits and values:
-                values = [fitted(over, values)]
+                values = [fitted(self._alone(mistake, modules[0], names[0]), values)]
             for value in values:
                 if over(value) <= 1:
                     return Edit(mistake, modules, value)
         return None
+
+    def _alone(self, mistake: Mistake, module: str, name: str) -> Callable[[float], float]:
+        """The error of one probe by the mistake's value, with nothing run but the module it is in.
+
+        A value is searched in a hundred steps, and the whole model would be run for each.
+        """
+        import torch
+
+        at, model = self.reference.places[name], self.reference.model
+        caught: list[Any] = []
+        hook = self.modules[module].register_forward_pre_hook(lambda m, args: caught.append(args))
+        try:
+            self.reference.run(self.base, self.edits)
+        finally:
+            hook.remove()
+        want = self.forced.values[name]
+
+        def off(value: float) -> float:
+            edits = [*self.edits, Edit(mistake, (module,), value)]
+            forced = probes.Hooks(model, {name: at}, self.base)
+            with torch.no_grad(), edited(model, edits), forced as hooks:
+                self.modules[module](*caught[at.call if at.module == module else 0])
+            return curves.error(want, bridge.to_numpy(hooks.values[name]))
+
+        return off
 
     def _with(self, edit: Edit, direction: str, names: Sequence[str]) -> float:
         """How far these parts are over with one more mistake made."""

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import BadInput, Model
-from parity import curves, metrics, preflight, sides, table
+from parity import curves, metrics, preflight, probes, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
 from parity.probes import Trace
@@ -150,15 +150,20 @@ def check(
         report.checks.append(_returns(spec, tensors, layout))
         progress("float64: torch")
         reference = Reference(spec, tensors, given)
-        truth = reference.run() if look else sides.run_torch(spec, tensors, given, "float64")
+        # With a reference of its own, which is let go: it holds the model and its gradients.
+        alone = Reference(spec, tensors, given)
+        truth = alone.run() if look else sides.run_torch(spec, tensors, given, "float64")
+        del alone
         if "float64" in dtypes:
             progress("float64: JAX")
             model = sides.jax_model(*theirs, "float64", layout, wrong)
             got = sides.run_jax(model.spec, model, given, layout)
             report.checks += strict(got, truth)
+            plain = got.logits
+            del got
             if look:
                 progress("float64: JAX, every part alone")
-                report.checks += _looked(report, decoder(model, layout, given), got, truth)
+                report.checks += _looked(report, decoder(model, layout, given), plain, truth)
             progress("float64: JAX, decoding from the cache")
             report.checks += _decoding(model, given, truth)
             if golden:
@@ -167,7 +172,7 @@ def check(
             if explain and not report.equal:
                 progress("float64: looking for the cause")
                 _explain(report, reference, decoder(model, layout, given))
-            del model, got
+            del model, plain
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in dtypes if d != "float64"]:
             report.checks += working(
@@ -195,18 +200,17 @@ def _unlike(spec: Model, other: Model) -> Check | None:
     return Check(f"tensors of another name or shape, the first {odd[0]}", "int", len(odd), 0.0)
 
 
-def _looked(report: Report, subject: Subject, plain: Outcome, truth: Outcome) -> Iterator[Check]:
+def _looked(report: Report, subject: Subject, plain: Any, truth: Outcome) -> Iterator[Check]:
     """The two curves in float64, and that looking changed nothing."""
     assert isinstance(truth, Trace)
-    free, forced = subject.run(None), subject.run(truth)
-    report.points += curves.points(free, forced, truth, "float64")
+    free = subject.run(None)
+    ends = curves.measure(free, truth)
     report.heat = curves.heat(free, truth, len(subject.spec.layers))
-    yield Check(
-        "probes on and off: logits",
-        "float64",
-        metrics.relative_l2(free.logits, plain.logits),
-        LOGITS,
-    )
+    changed = metrics.relative_l2(free.logits, plain)
+    yield Check("probes on and off: logits", "float64", changed, LOGITS)
+    del free  # a trace is as large as the model, and one more would not fit beside it
+    alone = curves.measure(subject.run(truth), truth)
+    report.points += curves.points(ends, [alone], truth, "float64")
     yield from _parts(report, "float64")
 
 
@@ -272,12 +276,25 @@ def working(
         against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
 
     def alone() -> Iterator[Check]:
-        progress(f"{dtype}: every part alone")
         assert isinstance(truth, Trace)
-        own = replace(reference, dtype=dtype).run(truth)
-        model = sides.jax_model(*theirs, dtype, layout, wrong)
-        subject = decoder(model, layout, given)
-        report.points += curves.points(subject.run(None), subject.run(truth), truth, dtype, [own])
+        rows = probes.rows(spec, "unroll", given.ids.shape)
+        ends: curves.Errors | None = None
+        parts: list[curves.Errors] = []
+        own: list[curves.Errors] = []
+        while True:
+            progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
+            order = Reordering(spec, len(own), rows)
+            moved = order.trace(truth)
+            there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
+            own.append(curves.measure(there.run(moved), moved))
+            model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong)
+            run = decoder(model, layout, given).run
+            ends = ends or curves.measure(run(None), truth)
+            parts.append(curves.measure(run(moved), moved))
+            found = curves.points(ends, parts, truth, dtype, own)
+            if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
+                break
+        report.points += found
         yield from _parts(report, dtype)
 
     def checks() -> list[Check]:

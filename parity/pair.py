@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,9 @@ class TorchSide:
     inputs: Sequence[torch.Tensor]
     order: np.ndarray | None = None  # of the rows, where it is another
 
-    def reordered(self, order: np.ndarray) -> TorchSide:
+    def reordered(self, order: np.ndarray | None) -> TorchSide:
+        if order is None:
+            return self
         return replace(self, inputs=[x[order] for x in self.inputs], order=order)
 
     def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
@@ -54,6 +56,9 @@ class TorchSide:
             )
 
 
+Runs = Callable[[Trace | None, np.ndarray | None], Trace]  # forced by, rows in this order
+
+
 def weighing(shape: tuple[int, ...]) -> np.ndarray:
     """Fixed random weights: the loss is the output's mean with them, so every element counts."""
     return np.random.default_rng(0).normal(size=shape)
@@ -68,6 +73,7 @@ def compare(
     probes: Sequence[Row] = (),
     params: Mapping[str, Any] | None = None,
     dtypes: Sequence[str] = ("float64", "float32"),
+    jit: bool = True,
 ) -> Report:
     """Is this JAX model that torch module? Outputs, every gradient, and each probed part alone.
 
@@ -76,7 +82,8 @@ def compare(
     how the axes move, torch -> JAX. `probes` are rows of the same kind between the names given to
     `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
     what they are given). The sizes of single letters are read off the tensors.
-    Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). BadInput where
+    Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). Without `jit`
+    nothing is compiled, which for a tiny model is faster. BadInput where
     the table or the probes do not fit the two sides.
     """
     import jax
@@ -88,13 +95,14 @@ def compare(
             there = _torch_side(torch_module, probes, inputs, dtype)
             own = there.run()
             rows, seen = sized(table, own.grads), sized(probes, own.values)
-            here, arrays = _jax_side(jax_side, params, rows, seen, inputs, dtype)
+            here, arrays = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
             if truth is None:
                 truth = own
                 report.preflight = _weights(there.model, rows, arrays)
-                free, forced = here(), here(truth)
+                free, forced = here(None, None), here(truth, None)
                 report.checks += _strict(free, truth)
-                report.points += curves.points(free, forced, truth, dtype)
+                ends, alone = curves.measure(free, truth), curves.measure(forced, truth)
+                report.points += curves.points(ends, [alone], truth, dtype)
                 if not report.equal:
                     report.suspects = _suspects(there, truth, free, forced, report)
             elif dtype in dtypes:
@@ -107,32 +115,40 @@ def compare(
     return report
 
 
-DRAWS = 8  # of torch's roundings at most, and only while a part is over its band
+DRAWS = 8  # of roundings at most, and only while a part is over its band
 
 
-def _working(there: TorchSide, here: JaxRun, truth: Trace, dtype: str) -> list[Point]:
+def _working(there: TorchSide, here: Runs, truth: Trace, dtype: str) -> list[Point]:
     """The curves in a working dtype.
 
-    While a part is over, torch's roundings are drawn anew: with the rows of the inputs in another
-    order, the sums over them that make a parameter's gradient are rounded otherwise.
+    While a part is over, roundings are drawn anew on both sides: with the rows of the inputs in
+    another order, the sums over them that make a parameter's gradient are rounded otherwise.
     """
-    free, forced, own = here(), here(truth), [there.run(truth)]
+    ends = curves.measure(here(None, None), truth)
     rng = np.random.default_rng(0)
+    alone, own, order = [], [], None
     while True:
-        found = curves.points(free, forced, truth, dtype, own)
-        over = any(not p.ok for p in found if p.direction == "parameter")
-        if not over or len(own) == DRAWS or not _rows(there, truth):
+        moved = truth if order is None else _moved(truth, order)
+        own.append(curves.measure(there.reordered(order).run(moved), moved))
+        alone.append(curves.measure(here(moved, order), moved))
+        found = curves.points(ends, alone, truth, dtype, own)
+        if all(p.ok for p in found) or len(own) == DRAWS or not _rows(there, truth):
             return found
         order = rng.permutation(len(there.inputs[0]))
-        sides = ({n: x[order] for n, x in v.items()} for v in (truth.values, truth.cotangents))
-        moved = replace(truth, **dict(zip(("values", "cotangents"), sides, strict=True)))
-        own.append(replace(there.reordered(order).run(moved), values={}, cotangents={}))
+
+
+def _moved(truth: Trace, order: np.ndarray) -> Trace:
+    """The same run with its rows in that order."""
+    values = {name: x[order] for name, x in truth.values.items()}
+    cotangents = {name: x[order] for name, x in truth.cotangents.items()}
+    return replace(truth, logits=truth.logits[order], values=values, cotangents=cotangents)
 
 
 def _rows(there: TorchSide, truth: Trace) -> bool:
     """Whether everything is rows of one batch, and can be put in another order."""
-    all_of_it = [*there.inputs, *truth.values.values(), truth.logits]
-    return len({len(x) if x.ndim else 0 for x in all_of_it}) == 1
+    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in there.inputs]
+    shapes += [x.shape for x in truth.values.values()] + [truth.logits.shape]
+    return len({shape[:1] for shape in shapes}) == 1 and () not in shapes
 
 
 def _torch_side(
@@ -161,7 +177,8 @@ def _jax_side(
     probes: Sequence[Row],
     inputs: Sequence[np.ndarray],
     dtype: str,
-) -> tuple[JaxRun, dict[str, Any]]:
+    jit: bool,
+) -> tuple[Runs, dict[str, Any]]:
     import jax.numpy as jnp
     from flax import nnx
 
@@ -183,10 +200,17 @@ def _jax_side(
     given = [jnp.asarray(x) for x in inputs]
     given = [x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in given]
 
-    def score(output: Any) -> Any:
-        return output * jnp.asarray(weighing(output.shape), output.dtype)
+    def run(forced: Trace | None, order: np.ndarray | None) -> Trace:
+        rows_of = [x if order is None else x[order] for x in given]
 
-    return JaxRun(lambda p: call(p, *given), cast, score, rows, probes), arrays
+        def score(output: Any) -> Any:
+            weights = weighing(output.shape)
+            weights = weights if order is None else weights[order]
+            return output * jnp.asarray(weights, output.dtype)
+
+        return JaxRun(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
+
+    return run, arrays
 
 
 def sized(rows: Sequence[Row], there: Mapping[str, Any]) -> list[Row]:

@@ -232,12 +232,14 @@ class JaxRun:
         self.step = jax.jit(self._step) if jit else self._step
 
     def __call__(self, forced: Trace | None = None) -> Trace:
-        given = {}
+        import jax.numpy as jnp
+
+        given: dict[str, Any] = {}
         if forced is not None:
             values = forward(self.probes, _tensors(forced.values), "the reference's probes")
             back = forward(self.probes, _tensors(forced.cotangents), "the reference's cotangents")
             given = {
-                path: (values[path].read().astype(x.dtype), back[path].read().astype(x.dtype))
+                path: tuple(jnp.asarray(s[path].read(), x.dtype) for s in (values, back))
                 for path, x in self.shapes.items()
                 if path in values
             }
@@ -253,6 +255,8 @@ class JaxRun:
     def _seen(self, params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
         from jaxmodel.probe import looking
 
+        if not self.probes:  # nobody asked to see anything
+            return self.apply(params), {}
         with looking(slots) as eyes:
             output = self.apply(params)
         return output, dict(eyes.seen)

@@ -9,12 +9,15 @@ error, two draws of the same framework were seen to differ by five times.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from configs import Model
 from parity import ops, table
+from parity.probes import Trace
+from parity.table import Row
 from parity.tensors import Tensor, Tensors, moves
 
 REORDERED = ("d", "f")  # the axes that only sums run over; heads and their width have an order
@@ -23,10 +26,10 @@ REORDERED = ("d", "f")  # the axes that only sums run over; heads and their widt
 class Reordering:
     """An order of d and f, drawn from a seed; seed 0 leaves everything as it is."""
 
-    def __init__(self, spec: Model, seed: int):
+    def __init__(self, spec: Model, seed: int, probes: Sequence[Row] = ()):
         self.seed = seed
         self.axes: dict[str, list[np.ndarray | None]] = {}
-        for move in moves(table.rows(spec, "unroll")):
+        for move in [*moves(table.rows(spec, "unroll")), *moves(probes)]:
             groups = re.findall(r"\([^)]*\)|\S+", ops.sides(move.pattern)[0])
             order = [self._order(g, move.sizes[g]) if g in REORDERED else None for g in groups]
             self.axes[move.there[0]] = order
@@ -43,6 +46,14 @@ class Reordering:
         if not self.seed:
             return tensors
         return {name: one(name, tensor) for name, tensor in tensors.items()}
+
+    def trace(self, truth: Trace) -> Trace:
+        """A run's values, cotangents and gradients in this order (`probes` were given)."""
+        if not self.seed:
+            return truth
+        sides = (truth.grads, truth.values, truth.cotangents)
+        grads, values, back = ({n: self._take(n, x) for n, x in side.items()} for side in sides)
+        return replace(truth, grads=grads, values=values, cotangents=back)
 
     def undo(self, grads: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Gradients of the reordered tensors, back in the order they came in."""

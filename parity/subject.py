@@ -17,7 +17,7 @@ import numpy as np
 from configs import Model
 from parity import probes, sides, table
 from parity.inputs import Inputs
-from parity.probes import Trace
+from parity.probes import Place, Trace
 from parity.sides import Wrong
 from parity.tensors import Tensor, Tensors, backward, forward
 
@@ -37,7 +37,13 @@ class Reference:
 
     @cached_property
     def model(self) -> Any:
+        """The torch model, made once."""
         return sides.torch_model(self.spec, self.tensors, self.dtype)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Where its probes are."""
+        return probes.places(self.spec)
 
     def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
         """One forward and backward, making the mistakes given."""
@@ -53,7 +59,7 @@ class Reference:
         with making if edits else nullcontext():
             return probes.run_torch(
                 self.model,
-                probes.places(self.spec),
+                self.places,
                 lambda: self.model(ids, positions=positions, segments=segments),
                 lambda logits: sides.torch_nll(logits, self.given),
                 forced,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -24,22 +26,20 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 def guide() -> dict[str, Any]:
     """The names that the guide's code defines, once it has run (its own asserts among it)."""
     names: dict[str, Any] = {}
-    for block in BLOCKS:
-        exec(compile(block, str(GUIDE), "exec"), names)
-    return names
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        for block in BLOCKS:
+            exec(compile(block, str(GUIDE), "exec"), names)
+    return {**names, "said": said.getvalue().strip()}
 
 
-def test_the_guide_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {}
-    for block in BLOCKS:
-        exec(compile(block, str(GUIDE), "exec"), names)
-    said = capsys.readouterr().out.strip()
-    assert said == "blocks.1.channels.act -> uses the tanh GELU"
-    assert f"`{said}`" in GUIDE.read_text()
+def test_the_guide_runs_and_prints_what_it_says(guide: dict[str, Any]) -> None:
+    assert guide["said"] == "blocks.1.channels.act -> uses the tanh GELU"
+    assert f"`{guide['said']}`" in GUIDE.read_text()
 
 
 def found(guide: dict[str, Any], wrong: Any, **how: Any) -> list[tuple[str, str | None]]:
     how = {"probes": guide["probes"], "params": guide["params"], "dtypes": ("float64",), **how}
+    how = {"jit": False, **how}
     report = parity.compare(guide["theirs"], wrong, guide["table"], guide["inputs"], **how)
     assert not report.equal
     return [(s.part, s.cause.name if s.cause and s.cause.proven else None) for s in report.suspects]
@@ -48,7 +48,7 @@ def found(guide: dict[str, Any], wrong: Any, **how: Any) -> list[tuple[str, str 
 def test_an_eps_of_its_own(guide: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     norm = guide["norm"]
     monkeypatch.setitem(guide["mixer"].__globals__, "norm", lambda p, x: norm(p, x, 1e-6))
-    names = {part: cause for part, cause in found(guide, guide["mixer"])}
+    names = dict(found(guide, guide["mixer"]))
     assert names == {f"blocks.{i}.norm{j}": "layer-norm-eps" for i in range(3) for j in (1, 2)}
 
 
@@ -70,7 +70,7 @@ def test_a_weight_that_differs_is_said_first(guide: dict[str, Any]) -> None:
     params = {k: np.array(v) for k, v in guide["params"].items()}
     params["blocks/2/tokens/up/kernel"][1, 2] += 1e-3
     report = parity.compare(
-        guide["theirs"], guide["mixer"], guide["table"], guide["inputs"], params=params
+        guide["theirs"], guide["mixer"], guide["table"], guide["inputs"], params=params, jit=False
     )
     assert not report.equal
     assert report.provisional
@@ -80,7 +80,7 @@ def test_a_weight_that_differs_is_said_first(guide: dict[str, Any]) -> None:
 
 
 def test_a_probe_on_one_side_only_is_refused(guide: dict[str, Any]) -> None:
-    how = {"params": guide["params"], "dtypes": ("float64",)}
+    how = {"params": guide["params"], "dtypes": ("float64",), "jit": False}
     fewer = guide["probes"][1:]
     with pytest.raises(BadInput, match="blocks/0: unexpected"):
         parity.compare(
@@ -112,7 +112,6 @@ def test_an_nnx_module() -> None:
     ours = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     ours.kernel.set_value(jnp.asarray(theirs.weight.detach().numpy().T))
     ours.bias.set_value(jnp.asarray(theirs.bias.detach().numpy()))
-    ours.kernel.set_metadata(sharding_names=None) if False else None
     table = [Row("kernel", "weight", "o i -> i o"), Row("bias", "bias", "o -> o")]
     x = np.random.default_rng(0).normal(size=(5, 3))
     assert parity.compare(theirs, ours, table, [x], dtypes=("float64",)).checks[0].error <= 1e-7
