@@ -187,6 +187,10 @@ def check_beside(name: str, values: Any, ids: Array, within: tuple[int, int]) ->
     return jnp.asarray(values)
 
 
-def abstract(spec: specs.Model, *, dtype: Any = jnp.float32, layout: str = "scan") -> Decoder:
+def abstract(
+    spec: specs.Model, *, dtype: Any = jnp.float32, layout: str = "scan", remat: str = "none"
+) -> Decoder:
     """The model with shapes in place of arrays: no memory, whatever its size."""
-    return nnx.eval_shape(lambda: Decoder(spec, rngs=nnx.Rngs(0), dtype=dtype, layout=layout))
+    return nnx.eval_shape(
+        lambda: Decoder(spec, rngs=nnx.Rngs(0), dtype=dtype, layout=layout, remat=remat)
+    )

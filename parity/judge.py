@@ -22,6 +22,7 @@ from configs import BadInput, Model
 from parity import curves, metrics, preflight, probes, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
+from parity.memory import give_back
 from parity.probes import Trace
 from parity.redraw import Reordering
 from parity.sides import Outcome, Wrong
@@ -154,16 +155,14 @@ def check(
         alone = Reference(spec, tensors, given)
         truth = alone.run() if look else sides.run_torch(spec, tensors, given, "float64")
         del alone
+        give_back()
         if "float64" in dtypes:
             progress("float64: JAX")
-            model = sides.jax_model(*theirs, "float64", layout, wrong)
-            got = sides.run_jax(model.spec, model, given, layout)
-            report.checks += strict(got, truth)
-            plain = got.logits
-            del got
+            model = sides.jax_model(*theirs, "float64", layout, wrong, "full" if look else "none")
             if look:
-                progress("float64: JAX, every part alone")
-                report.checks += _looked(report, decoder(model, layout, given), plain, truth)
+                report.checks += _looked(report, model, layout, given, truth, progress)
+            else:
+                report.checks += strict(sides.run_jax(model.spec, model, given, layout), truth)
             progress("float64: JAX, decoding from the cache")
             report.checks += _decoding(model, given, truth)
             if golden:
@@ -172,7 +171,8 @@ def check(
             if explain and not report.equal:
                 progress("float64: looking for the cause")
                 _explain(report, reference, decoder(model, layout, given))
-            del model, plain
+            del model
+        give_back()
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in dtypes if d != "float64"]:
             report.checks += working(
@@ -200,15 +200,26 @@ def _unlike(spec: Model, other: Model) -> Check | None:
     return Check(f"tensors of another name or shape, the first {odd[0]}", "int", len(odd), 0.0)
 
 
-def _looked(report: Report, subject: Subject, plain: Any, truth: Outcome) -> Iterator[Check]:
-    """The two curves in float64, and that looking changed nothing."""
+def _looked(
+    report: Report,
+    model: Any,
+    layout: str,
+    given: Inputs,
+    truth: Outcome,
+    progress: Callable[[str], None],
+) -> Iterator[Check]:
+    """The same comparisons seen from inside, the two curves, and that looking changed nothing."""
     assert isinstance(truth, Trace)
+    subject = decoder(model, layout, given)
     free = subject.run(None)
+    yield from strict(free, truth)
     ends = curves.measure(free, truth)
     report.heat = curves.heat(free, truth, len(subject.spec.layers))
-    changed = metrics.relative_l2(free.logits, plain)
+    changed = metrics.relative_l2(free.logits, sides.logits_jax(model, given))
     yield Check("probes on and off: logits", "float64", changed, LOGITS)
     del free  # a trace is as large as the model, and one more would not fit beside it
+    give_back()
+    progress("float64: JAX, every part alone")
     alone = curves.measure(subject.run(truth), truth)
     report.points += curves.points(ends, [alone], truth, "float64")
     yield from _parts(report, "float64")
@@ -255,6 +266,7 @@ def working(
     noise = rounding(truth, dtype)
 
     def torch_draw(seed: int) -> dict[str, float]:
+        give_back()
         progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
         out = sides.run_torch(spec, order.apply(tensors), given, dtype)
@@ -263,10 +275,22 @@ def working(
     def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
         progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
-        model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong)
+        remat = "full" if look else "none"  # traces are large enough
+        model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong, remat)
+        if look and not seed:
+            subjects.append(decoder(model, layout, given))
+            trace = subjects[0].run(None)
+            ends.update(curves.measure(trace, seen()))
+            return errors(trace, truth), trace.logits
         out = sides.run_jax(model.spec, model, given, layout)
         return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
 
+    def seen() -> Trace:
+        assert isinstance(truth, Trace)  # as it is where `look` is asked
+        return truth
+
+    subjects: list[Subject] = []
+    ends: curves.Errors = {}
     torch, (first, logits) = [torch_draw(0)], jax_draw(0)
     jax, hf, against = [first], [], []
     if witness:
@@ -276,22 +300,22 @@ def working(
         against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
 
     def alone() -> Iterator[Check]:
-        assert isinstance(truth, Trace)
         rows = probes.rows(spec, "unroll", given.ids.shape)
-        ends: curves.Errors | None = None
         parts: list[curves.Errors] = []
         own: list[curves.Errors] = []
         while True:
+            give_back()
             progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
             order = Reordering(spec, len(own), rows)
-            moved = order.trace(truth)
+            moved = order.trace(seen())
             there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
             own.append(curves.measure(there.run(moved), moved))
-            model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong)
-            run = decoder(model, layout, given).run
-            ends = ends or curves.measure(run(None), truth)
-            parts.append(curves.measure(run(moved), moved))
-            found = curves.points(ends, parts, truth, dtype, own)
+            if own[1:]:
+                there_too = order.apply(theirs[1])
+                model = sides.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")
+                subjects[0] = decoder(model, layout, given)
+            parts.append(curves.measure(subjects[0].run(moved), moved))
+            found = curves.points(ends, parts, seen(), dtype, own)
             if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
                 break
         report.points += found

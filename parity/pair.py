@@ -14,7 +14,7 @@ import numpy as np
 from configs import BadInput
 from parity import curves, metrics, ops, preflight
 from parity.findings import Cause, Check, Point, Report, Suspect
-from parity.probes import JaxRun, Place, Trace, run_torch
+from parity.probes import Place, Trace, jax_runs, run_torch
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward
 
@@ -208,7 +208,7 @@ def _jax_side(
             weights = weights if order is None else weights[order]
             return output * jnp.asarray(weights, output.dtype)
 
-        return JaxRun(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
+        return jax_runs(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
 
     return run, arrays
 

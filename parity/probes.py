@@ -154,9 +154,10 @@ class Hooks:
     def _see(self, name: str, x: torch.Tensor) -> torch.Tensor:
         from parity import bridge
 
-        self.values[name] = x.detach().clone()
+        self.values[name] = x.detach()
         value = cotangent = None
         if self.forced is not None:
+            self.values[name] = x.detach().clone()  # what was computed, before it is overwritten
             value = bridge.to_torch(self.forced.values[name]).to(x)
             cotangent = bridge.to_torch(self.forced.cotangents[name]).to(x)
             x.data.copy_(value.view_as(x))
@@ -207,74 +208,66 @@ def run_torch(
 # ---- JAX ----------------------------------------------------------------------------------------
 
 
-class JaxRun:
-    """The same of a JAX function of named parameters, carried to torch's names and layout.
+def jax_runs(
+    apply: Callable[[Mapping[str, Any]], Any],
+    params: Mapping[str, Any],
+    score: Callable[[Any], Any],
+    parameters: Sequence[Row],
+    probes: Sequence[Row],
+    *,
+    jit: bool = True,
+) -> Callable[[Trace | None], Trace]:
+    """Runs, forced by another's or not, of a JAX function of named parameters, in torch's names.
 
-    Without `jit` each operation runs by itself, which for a tiny model is much the faster: nothing
-    is compiled for a function that runs once.
+    `parameters` and `probes` are the tables of the two. Without `jit` each operation runs by
+    itself, which for a tiny model is much the faster: nothing is compiled that runs once.
     """
+    import jax
+    import jax.numpy as jnp
 
-    def __init__(
-        self,
-        apply: Callable[[Mapping[str, Any]], Any],
-        params: Mapping[str, Any],
-        score: Callable[[Any], Any],
-        parameters: Sequence[Row],
-        probes: Sequence[Row],
-        *,
-        jit: bool = True,
-    ):
-        import jax
+    from jaxmodel.probe import Slot, looking
 
-        self.apply, self.params, self.score = apply, dict(params), score
-        self.parameters, self.probes = parameters, probes
-        self.shapes = jax.eval_shape(lambda p: self._seen(p, {})[1], self.params)
-        self.step = jax.jit(self._step) if jit else self._step
+    def seen(params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
+        if not probes:  # nobody asked to see anything
+            return apply(params), {}
+        with looking(slots) as eyes:
+            output = apply(params)
+        return output, dict(eyes.seen)
 
-    def __call__(self, forced: Trace | None = None) -> Trace:
-        import jax.numpy as jnp
+    shapes = jax.eval_shape(lambda p: seen(p, {})[1], dict(params))
 
+    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
+        def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
+            slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
+            output, values = seen(params, slots)
+            losses = score(output)
+            return losses.mean(), (output, losses, values)
+
+        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
+
+    compiled = jax.jit(step) if jit else step
+
+    def run(forced: Trace | None = None) -> Trace:
         given: dict[str, Any] = {}
         if forced is not None:
-            values = forward(self.probes, _tensors(forced.values), "the reference's probes")
-            back = forward(self.probes, _tensors(forced.cotangents), "the reference's cotangents")
+            values = forward(probes, _tensors(forced.values), "the reference's probes")
+            back = forward(probes, _tensors(forced.cotangents), "the reference's cotangents")
             given = {
                 path: tuple(jnp.asarray(s[path].read(), x.dtype) for s in (values, back))
-                for path, x in self.shapes.items()
+                for path, x in shapes.items()
                 if path in values
             }
-        (_, (output, losses, seen)), (grads, cotangents) = self.step(self.params, given)
+        (_, (output, losses, inside)), (grads, cotangents) = compiled(dict(params), given)
         return Trace(
             np.asarray(output),
             np.asarray(losses),
-            _named(self.parameters, grads, "the gradients"),
-            _named(self.probes, seen, "the JAX side's probes"),
-            _named(self.probes, cotangents, "the JAX side's cotangents"),
+            _named(parameters, grads, "the gradients"),
+            _named(probes, inside, "the JAX side's probes"),
+            _named(probes, cotangents, "the JAX side's cotangents"),
         )
 
-    def _seen(self, params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
-        from jaxmodel.probe import looking
-
-        if not self.probes:  # nobody asked to see anything
-            return self.apply(params), {}
-        with looking(slots) as eyes:
-            output = self.apply(params)
-        return output, dict(eyes.seen)
-
-    def _step(self, params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        from jaxmodel.probe import Slot
-
-        def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
-            slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
-            output, seen = self._seen(params, slots)
-            losses = self.score(output)
-            return losses.mean(), (output, losses, seen)
-
-        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in self.shapes.items()}
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
+    return run
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -82,7 +82,12 @@ def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
 
 
 def jax_model(
-    spec: Model, tensors: Tensors, dtype: str, layout: str = "scan", wrong: Wrong | None = None
+    spec: Model,
+    tensors: Tensors,
+    dtype: str,
+    layout: str = "scan",
+    wrong: Wrong | None = None,
+    remat: str = "none",
 ) -> Decoder:
     """jaxmodel filled through the table; `wrong` makes mistakes on the way."""
     import jax.numpy as jnp
@@ -94,7 +99,7 @@ def jax_model(
     filled = forward(table.rows(spec, layout), tensors, "the source")
     values = wrong.weights({path: tensor.read() for path, tensor in filled.items()})
     model = with_arrays(
-        abstract(wrong.spec(spec), dtype=dtype, layout=layout),
+        abstract(wrong.spec(spec), dtype=dtype, layout=layout, remat=remat),
         {path: jnp.asarray(value).astype(dtype) for path, value in values.items()},
     )
     wrong.edit(model)
@@ -133,6 +138,17 @@ def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") ->
         np.asarray(nll, np.float64)[given.counted],
         {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
     )
+
+
+def logits_jax(model: Decoder, given: Inputs) -> np.ndarray:
+    """The logits (b t v) alone."""
+    import jax
+
+    @jax.jit
+    def run(model: Decoder) -> Any:
+        return model(given.ids, positions=given.positions, segments=given.segments)
+
+    return np.asarray(run(model))
 
 
 def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:

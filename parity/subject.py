@@ -100,7 +100,7 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
         scores = jax.nn.log_softmax(wide, axis=-1)
         return -jnp.take_along_axis(scores, given.ids[:, 1:, None], axis=-1)[..., 0][at]
 
-    run = probes.JaxRun(apply, arrays, score, parameters, seen, jit=jit)
+    run = probes.jax_runs(apply, arrays, score, parameters, seen, jit=jit)
 
     def decode(ids: np.ndarray, prefill: int) -> np.ndarray:
         with nullcontext() if jit else jax.disable_jit():
