@@ -229,7 +229,7 @@ _add(
     "remove the scaling of positions (or give the reference the same rope scaling)",
     ROTATED,
     "attn.rotate",
-    calling(lambda f, m, v, x, at: f(x, at * v)),
+    setting(frequency=lambda m, v: [v * f for f in m.frequency]),
     values=_rotary(*(2.0**e for e in range(-6, 4))),
     fits=True,
 )

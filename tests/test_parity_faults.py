@@ -1,4 +1,4 @@
-"""The check is itself checked: every mistake of the catalogue must make it fail."""
+"""The check is itself checked: mistakes must make it fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def weights() -> Mapping[str, Tensor]:
 
 def check(spec: Model, weights: Mapping[str, Tensor], name: str | None = None) -> Report:
     wrong = FAULTS[name].wrong if name else None
-    return judge.check(spec, weights, dtypes=("float64",), tokens=TOKENS, wrong=wrong)
+    return judge.check(
+        spec, weights, dtypes=("float64",), tokens=TOKENS, wrong=wrong, explain=False
+    )
 
 
 def failed(report: Report) -> list[str]:
@@ -55,11 +57,12 @@ def test_no_fault_no_alarm(clean: Report) -> None:
     assert clean.equal, failed(clean)
 
 
-def test_there_are_twenty_kinds_or_more() -> None:
-    assert len(FAULTS) >= 20
+def test_there_are_sixty_kinds_or_more() -> None:
+    assert len(FAULTS) >= 60
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# Every fault is caught and named in test_parity_diagnose.py; these few by the whole check, jitted.
+@pytest.mark.parametrize("name", ["rope-base", "k-v-swapped", "tile-not-repeat", "norm-float32"])
 def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: Report) -> None:
     report = check(SPEC, weights, name)
     assert not report.equal

@@ -302,7 +302,7 @@ add(
 add(
     "position-scaled",
     "positions divided by a factor nobody asked for",
-    edit=calling("Rotary", lambda r, self, x, p: r(x, p / 4.0)),
+    edit=setting("Rotary", _set(frequency=lambda r: tuple(f / 4 for f in r.frequency))),
 )
 add("rope-partial", "half of each head turned", edit=calling("Rotary", _partial))
 add(

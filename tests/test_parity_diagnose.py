@@ -1,0 +1,250 @@
+"""Probes, and the diagnosis made with them: where two sides part, and what mistake it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from configs import Model
+from configs.spec import Run
+from jaxmodel import axes
+from jaxmodel.probe import Slot, looking, probe
+from parity import cached, curves, killtable, probes, table
+from parity.diagnose import diagnose
+from parity.faults import FAULTS
+from parity.faults.forward import calling
+from parity.inputs import blind, inputs
+from parity.killtable import TOKENS, judge, shapes, weights
+from parity.sides import Wrong
+from parity.subject import Reference, decoder, wrong_decoder, wrong_model
+
+SPEC = shapes()["pre-norm"]
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[None]:
+    """64 bits for the whole file, whose operations are compiled once."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[Reference, Any]:
+    tensors, given = weights(SPEC, 3), inputs(SPEC, TOKENS, 3)
+    return Reference(SPEC, tensors, given), wrong_decoder(SPEC, tensors, given, None)
+
+
+# ---- probes -------------------------------------------------------------------------------------
+
+
+def test_a_probe_leaves_no_trace_until_somebody_looks() -> None:
+    def f(x: Any) -> Any:
+        return probe(2 * x, "a") + 1
+
+    one = jnp.ones(())
+    off = str(jax.make_jaxpr(f)(one))
+    assert off == str(jax.make_jaxpr(lambda x: 2 * x + 1)(one))
+    with looking({"a": Slot(jnp.zeros(()))}):
+        assert str(jax.make_jaxpr(lambda x: f(x))(one)) != off  # a new function: traces are kept
+
+
+def test_a_probe_shows_and_replaces_value_and_cotangent() -> None:
+    def loss(x: Any, seed: Any, *put: Any) -> Any:
+        with looking({"a": Slot(seed, *put)}) as eyes:
+            y = 5 * probe(3 * x, "a")
+        return y, eyes.seen["a"]
+
+    at = (jnp.asarray(2.0), jnp.asarray(0.0))
+    (y, seen), (dx, arrived) = jax.value_and_grad(loss, (0, 1), has_aux=True)(*at)
+    assert (y, seen, dx, arrived) == (30, 6, 15, 5)
+    (y, seen), (dx, arrived) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        *at, jnp.asarray(7.0), jnp.asarray(11.0)
+    )
+    assert (y, seen, dx, arrived) == (35, 6, 33, 5)
+
+
+def test_two_probes_of_one_name_are_refused() -> None:
+    with looking({}), pytest.raises(ValueError, match="two probes are called 'a'"):
+        probe(probe(jnp.zeros(()), "a"), "a")
+
+
+def test_hooks_change_nothing_in_torch(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    truth = reference.run()
+    given = reference.given
+    ids, at, segments = map(torch.from_numpy, (given.ids, given.positions, given.segments))
+    plain = reference.model(ids, positions=at, segments=segments).detach().numpy()
+    assert np.array_equal(plain, truth.logits)
+    again = reference.run(truth)  # its own values in their places: the same bits everywhere
+    for direction in curves.BANDS:
+        assert set(curves.errors(again, truth, direction).values()) == {0.0}
+
+
+@pytest.mark.parametrize("layout", ["scan", "unroll"])
+def test_every_probe_is_on_both_sides_and_agrees(layout: str, sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    truth = reference.run()
+    model = wrong_model(SPEC, reference.tensors, None, layout)
+    for jit in (False, True):
+        run = decoder(model, layout, reference.given, jit=jit).run
+        for trace in (run(None), run(truth)):
+            assert list(truth.values) == list(reference.places)
+            for direction, band in curves.BANDS.items():
+                assert max(curves.errors(trace, truth, direction).values()) <= band
+    given = reference.given
+    plain = model(given.ids, positions=given.positions, segments=given.segments)
+    assert np.array_equal(np.asarray(plain), run_eager(model, layout, given))
+
+
+def run_eager(model: Any, layout: str, given: Any) -> np.ndarray:
+    return decoder(model, layout, given, jit=False).run(None).logits
+
+
+def test_rows_of_the_probes_name_each_once() -> None:
+    for layout in ("scan", "unroll"):
+        names = [
+            n for row in probes.rows(SPEC, layout, (2, 8)) for m in row.moves() for n in m.there
+        ]
+        assert sorted(names) == sorted(probes.places(SPEC))
+
+
+def test_the_plain_cache_decodes_what_the_whole_pass_gives(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    ids = reference.given.ids[:1]
+    whole = reference.model(torch.from_numpy(ids)).detach().numpy()[:, -1]
+    assert curves.error(cached.decode(reference.model, ids, 7), whole) <= 1e-14
+    for slip in cached.SLIPS.values():
+        assert curves.error(cached.decode(reference.model, ids, 7, slip), whole) > 1e-3
+
+
+# ---- the diagnosis ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_caught_and_called_by_its_name(name: str) -> None:
+    found = killtable.fault(name, "pre-norm", SPEC)
+    assert found is not None
+    assert (found.caught, found.cause) == (True, FAULTS[name].cause)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_equal_model_gives_no_alarm(seed: int) -> None:
+    assert killtable.control(seed) == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_faults_in_two_layers_are_both_found(seed: int) -> None:
+    found = killtable.pair(seed)
+    assert found["named"], found
+
+
+def test_one_wrong_element_in_layer_17_is_located() -> None:
+    deep = replace(SPEC, runs=(Run(blocks=SPEC.runs[0].blocks, times=20),))
+    name = "layers.17.ffn.down.weight"
+
+    def change(tensors: Any, given: Any) -> Any:
+        model: Any = wrong_model(deep, tensors, None)
+        down = model.stack.layers[17].ffn.down
+        down.set_value(down[...].at[5, 3].add(1e-6))
+        return decoder(model, "unroll", given, jit=False)
+
+    found = judge(deep, 3, change)
+    assert [d.what for d in found.preflight] == [f"weight: {name}"]
+    assert "1 of 384 elements differ, most at [3, 5]" in found.preflight[0].about
+    (suspect,) = found.suspects
+    assert (suspect.part, suspect.layers) == ("ffn.down.weight", (17,))
+    assert suspect.cause is not None
+    assert suspect.cause.proven
+    over = [p for p in found.points if p.direction == "forward" and not p.ok]
+    assert [p.probe for p in over] == ["layers.17.ffn"]  # alone, no other part is off
+    worst = [max(row) for row in found.heat]
+    assert max(worst[:17]) < 1e-13 < 1e-9 < min(worst[17:])
+
+
+def strange(attend: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
+    out, kv = attend(x, seen, kv)
+    return out + 1e-3 * jnp.sin(out), kv
+
+
+def test_a_mistake_nobody_knows_is_located_and_not_named() -> None:
+    wrong = Wrong(edit=calling("Attention", strange))
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
+    assert found.suspects[0].part == "attn"
+    assert found.suspects[0].direction == "forward"
+    assert all(s.cause is None for s in found.suspects)
+    assert found.left == found.error > 1e6
+
+
+def test_a_known_and_an_unknown_mistake_are_told_apart() -> None:
+    """The known one explains a part of the error, and says that it is not all."""
+
+    def both(model: Any) -> None:
+        calling("Attention", strange)(model)
+        FAULTS["activation-relu"].wrong.edit(model)
+
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, Wrong(edit=both)))
+    causes = {s.part: s.cause for s in found.suspects if s.direction == "forward"}
+    assert set(causes) == {"attn", "ffn"}
+    assert causes["attn"] is None
+    assert causes["ffn"] is not None
+    assert causes["ffn"].name == "activation"
+    assert not causes["ffn"].proven
+    assert 0 < causes["ffn"].explains < 1
+
+
+def test_a_fitted_value_is_exact() -> None:
+    wrong = Wrong(edit=calling("Embedding", lambda e, self, ids: 3.1 * e(ids)))
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
+    (suspect,) = found.suspects
+    assert suspect.cause is not None
+    assert suspect.cause.about == "multiplies what the part returns by 3.1"
+    assert suspect.cause.proven
+    assert suspect.cause.explains == 1
+
+
+def test_other_shapes_are_said_and_not_run(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    block = SPEC.runs[0].blocks[0]
+    other = replace(SPEC, runs=(Run(blocks=(block,), times=2),))
+    from parity import judge as judging
+
+    report = judging.check(
+        SPEC, reference.tensors, tokens=TOKENS, against=(other, weights(other, 3))
+    )
+    assert not report.equal
+    assert [d.what for d in report.preflight] == ["spec: runs.0.times"]
+
+
+# ---- what the input can see ---------------------------------------------------------------------
+
+
+def test_what_an_input_cannot_show_is_said() -> None:
+    long: Model = replace(SPEC, max_len=1000)
+    said = "\n".join(blind(long, inputs(long, 32)))
+    assert "positions from 32 to 999" in said
+    assert "slow rotary pairs" in said
+    assert "rows of the embedding" in said
+    short = replace(SPEC, max_len=32, vocab=8)
+    said = "\n".join(blind(short, inputs(short, 32)))
+    assert "positions from" not in said
+    assert "embedding" not in said
+
+
+def test_the_table_of_all_parameters_still_has_every_row() -> None:
+    assert set(axes.arrays(wrong_model(SPEC, weights(SPEC, 0), None))) == {
+        move.here for row in table.rows(SPEC, "unroll") for move in row.moves()
+    }
+
+
+def test_errors_in_units_of_the_band(sides: tuple[Reference, Any]) -> None:
+    reference, subject = sides
+    assert diagnose(reference, subject).error <= 1
