@@ -190,11 +190,12 @@ class Search:
         for mistake in sorted(fit, key=lambda m: (m.fits, m.rounds)):
             modules = tuple(_module(name, mistake.module.format(part=part)) for name in names)
 
-            def over(value: object, m: Mistake = mistake, at: tuple[str, ...] = modules) -> float:
-                return self._with(Edit(m, at, value), direction, names)
+            def over(value: object, m: Mistake = mistake, on: tuple[str, ...] = modules) -> float:
+                return self._with(Edit(m, on, value), direction, names)
 
-            if modules[0] not in self.modules:  # a probe of what a part is given is no part
-                continue
+            at = self.reference.places[names[0]] if direction == "forward" else None
+            if ANY in mistake.parts and (at is None or at.given or at.module != modules[0]):
+                continue  # the probe is not of what this module returns
             values = list(mistake.values(self.modules[modules[0]]))
             if mistake.fits and values:
                 values = [fitted(self._alone(mistake, modules[0], names[0]), values)]
@@ -218,12 +219,13 @@ class Search:
         finally:
             hook.remove()
         want = self.forced.values[name]
+        here = replace(at, call=0) if at.module == module and at.call else at
 
         def off(value: float) -> float:
             edits = [*self.edits, Edit(mistake, (module,), value)]
-            forced = probes.Hooks(model, {name: at}, self.base)
+            forced = probes.Hooks(model, {name: here}, self.base)
             with torch.no_grad(), edited(model, edits), forced as hooks:
-                self.modules[module](*caught[at.call if at.module == module else 0])
+                self.modules[module](*caught[at.call if here is not at else 0])
             return curves.error(want, bridge.to_numpy(hooks.values[name]))
 
         return off

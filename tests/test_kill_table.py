@@ -1,0 +1,40 @@
+"""The whole kill table, as people run it: minutes of work, so it is among the slow tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from configs import BadInput
+from parity import killtable
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_everything_is_caught_and_nearly_everything_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxtwin", "faults", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = json.loads(done.stdout)
+    faults, pairs = table["faults"], table["pairs"]
+    assert len(faults) >= 60
+    assert [f["name"] for f in faults if not f["caught"]] == []
+    assert sum(f["named"] for f in faults) >= 0.9 * len(faults)
+    assert (table["false_alarms"], table["controls"]) == (0, 200), table["alarms"]
+    assert (pairs["tried"], pairs["named"] >= 40) == (50, True), pairs["missed"]
+
+
+def test_an_unknown_fault_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(BadInput, match="no such fault: rope-bass; did you mean 'rope-base'"):
+        killtable.run(names=["rope-bass"])
+
+
+def test_what_was_not_caught_is_not_passed() -> None:
+    good = {"faults": [{"caught": True, "named": False}], "false_alarms": 0}
+    assert killtable.passed(good)
+    assert not killtable.passed({**good, "false_alarms": 1})
+    assert not killtable.passed({**good, "faults": [{"caught": False, "named": False}]})
