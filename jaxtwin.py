@@ -242,7 +242,7 @@ def faults(
 @app.command(
     epilog=example(
         'generate smollm2-135m --prompt "def fibonacci(n):" --tokens 48',
-        "generate golden.npz --ids 1,2,3,4 --tokens 8",
+        "generate tests/golden/reference_gqa_tied.npz --ids 1,2,3,4 --tokens 8",
     )
 )
 def generate(
@@ -250,7 +250,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
     stop: Annotated[bool, typer.Option(help="Stop at the model's end tokens.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the computation.")] = Dtype.float32,
@@ -290,7 +290,9 @@ def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
             show_facts(facts)
 
 
-@app.command(epilog=example("train configs/runs/tiny.toml", "train my-run.toml --steps 100"))
+@app.command(
+    epilog=example("train configs/runs/train-reference-tiny.toml", "train my-run.toml --steps 100")
+)
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML run file; see configs/runs/.")],
     steps: Annotated[int | None, typer.Option(help="Override the file's number of steps.")] = None,

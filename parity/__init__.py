@@ -30,7 +30,7 @@ def check(src: str | os.PathLike[str], **how: Any) -> Report:
 
 
 def compare(torch_module: Any, jax_side: Any, table: Any, inputs: Any, **how: Any) -> Report:
-    """Any torch module against any JAX function: see `parity.pair.compare`, and its guide in docs."""
+    """Any torch module against any JAX function: see `parity.pair.compare`."""
     from parity.pair import compare
 
     return compare(torch_module, jax_side, table, inputs, **how)

@@ -212,11 +212,10 @@ def run(
     work += [("control", seed) for seed in range(controls)]
     for name in names or FAULTS:
         work += [("fault", (name, shape)) for shape in shapes()]
-    work += [("other", which) for which in (() if names else OTHER)]
-    done: dict[str, list[Any]] = {"fault": [], "control": [], "pair": [], "other": []}
+    done: dict[str, list[Any]] = {"fault": [], "control": [], "pair": []}
     for kind, result in _spread(work, workers, progress):
         done[kind].append(result)
-    outcomes = [o for o in done["fault"] if o is not None] + sum(done["other"], [])
+    outcomes = [o for o in done["fault"] if o is not None]
     alarms = [text for text in done["control"] if text]
     return {
         "faults": _table(outcomes),
@@ -256,9 +255,6 @@ def _table(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-OTHER: dict[str, str] = {}  # other tables of faults: a name and the function that runs it
-
-
 def _spread(
     work: Sequence[tuple[str, Any]], workers: int, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, Any]]:
@@ -295,10 +291,5 @@ def _one(work: tuple[str, Any]) -> tuple[str, Any]:
         return kind, pair(what)
     if kind == "control":
         return kind, control(what)
-    if kind == "other":
-        import importlib
-
-        module, function = OTHER[what].split(":")
-        return kind, getattr(importlib.import_module(module), function)()
     name, shape = what
     return kind, fault(name, shape, shapes()[shape])

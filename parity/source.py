@@ -139,6 +139,8 @@ def _opened(name: str, seed: int) -> Source:
             + "".join(f"; give the file itself: {p}" for p in sorted(path.glob("*.gguf"))[:1])
         )
     if not path.exists():
+        if len(path.parts) > 1 or path.is_absolute():
+            raise BadInput(f"there is no file and no folder {name!r}; check the path")
         known = {*PRESETS, *PACKAGES}
         raise BadInput(f"there is no model and no file called {name!r}; {nearest(name, known)}")
     if path.suffix in FILES:

@@ -30,13 +30,14 @@ def continuation(
     import jaxmodel
     from parity import sides
 
+    given = numbers(ids or "") if prompt is None else []
     progress(f"reading {src}")
     source = open_source(src, seed=seed)
     for note in source.notes:
         progress(f"note: {note}")
     tokenizer = source.tokenizer()
     if prompt is None:
-        start = numbers(ids or "")
+        start = given
     elif tokenizer is None:
         raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
     else:
@@ -60,6 +61,8 @@ def continuation(
         except ValueError as error:
             raise BadInput(str(error)) from None
     new = out[0, len(start) :].tolist()
+    if len(new) < tokens and out.shape[1] == source.spec.max_len:
+        progress(f"note: stopped at the model's context, {source.spec.max_len} tokens")
     if tokenizer is None:
         text = ",".join(map(str, new))
     else:

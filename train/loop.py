@@ -224,7 +224,10 @@ def _introduce(plan: step.Plan, text: data.Tokens, resumed: int, console: Consol
     for note in plan.notes:
         console.print(note)
     console.print(f"{len(text.ids):,} tokens of text, {config.batch} x {config.length} a step")
-    console.print(f"resuming from step {resumed}" if resumed else "starting at step 0")
+    if resumed == config.steps:
+        console.print(f"complete already, at step {resumed}: give more steps to go on")
+    else:
+        console.print(f"resuming from step {resumed}" if resumed else "starting at step 0")
 
 
 def _plain(number: int, metrics: step.Metrics) -> Step:
