@@ -250,7 +250,7 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")] = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
     stop: Annotated[bool, typer.Option(help="Stop at the model's end tokens.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the computation.")] = Dtype.float32,
