@@ -165,6 +165,8 @@ def _eps(suspect: Suspect) -> list[float]:
             some = (root > 0) & (own != 0)
             roots.append(root[some])
             values.append(speed * m[some] / own[some] - root[some])
+    if not roots:
+        return []
     at = np.argsort(np.concatenate(roots))[:25]
     found = float(np.median(np.concatenate(values)[at])) if len(at) else 0.0
     return [found] if found > 0 else []

@@ -7,6 +7,8 @@ and loss. This is the accumulated error, after n steps; injected.py has that of 
 from __future__ import annotations
 
 import copy
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +21,14 @@ from parity import adam, metrics, moments, table
 from parity.adam import Arrays, State
 from parity.findings import Check
 from parity.redraw import Reordering
-from parity.tensors import Tensor, Tensors, backward, forward
+from parity.tensors import Tensor, Tensors, backward, forward, moves
 from parity.torch_training import Batch, TorchSide, refuse
 
 DRIFT = 1e-9  # relative, in float64, over some 50 steps: each may add its rounding
 EXACT = 1e-12  # relative, of learning rates and clip factors in float64
 K = 2.0  # how many times torch's own deviation in a working dtype the JAX side may make
 DRAWS = ((4, 1), (12, 3))  # of torch and of JAX in a working dtype: at first, and in doubt
+SMALL = 1_000_000  # parameters
 DTYPES = ("float64", "float32")
 
 
@@ -39,16 +42,43 @@ def optimizer(config: AdamW, steps: int, letters: Mapping[str, str]) -> Any:
     return optim.build(config, steps, letters)
 
 
+def _compiled(spec: Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jitted; for a small model into machine code that is made quickly and runs slowly."""
+    import jax
+
+    size = sum(math.prod(m.shape_here) for m in moves(table.rows(spec)))
+    quick = {"xla_backend_optimization_level": 0} if size < SMALL else None
+    return jax.jit(function, compiler_options=quick)
+
+
+@functools.cache
+def _share(spec: Model, dtype: str, layout: str) -> Callable[..., Any]:
+    """The compiled forward and backward, which optimizers share: (parameters, rows, count)."""
+    import jax
+
+    from jaxmodel import abstract, axes
+    from train import loss
+
+    empty = abstract(spec, dtype=dtype, layout=layout)
+
+    @jax.value_and_grad
+    def share(params: Any, rows: Any, count: Any) -> Any:
+        ids, labels, positions, segments = rows
+        model = axes.with_arrays(empty, params)
+        logits = model(ids, positions=positions, segments=segments)
+        return loss.mean(logits, labels, count)
+
+    return _compiled(spec, share)
+
+
 class JaxSide:
     """jaxmodel under `train`'s optimizer and loss, or under the optimizer that `build` makes."""
 
     def __init__(self, spec: Model, tensors: Tensors, config: AdamW, steps: int, dtype: str,
                  layout: str = "scan", build: Build | None = None):  # fmt: skip
-        import jax
         import optax
 
         from jaxmodel import abstract, axes
-        from train import loss
 
         self.spec, self.layout, self.config = spec, layout, config
         empty = abstract(spec, dtype=dtype, layout=layout)
@@ -56,20 +86,11 @@ class JaxSide:
         self.dtype = dtype
         self._start(tensors)
 
-        @jax.jit
-        @jax.value_and_grad
-        def share(params: Any, rows: Any, count: Any) -> Any:
-            ids, labels, positions, segments = rows
-            model = axes.with_arrays(empty, params)
-            logits = model(ids, positions=positions, segments=segments)
-            return loss.mean(logits, labels, count)
-
-        @jax.jit
         def update(grads: Any, opt_state: Any, params: Any) -> Any:
             updates, opt_state = self.optimizer.update(grads, opt_state, params)
             return updates, opt_state, optax.apply_updates(params, updates)
 
-        self._share, self._update = share, update
+        self._update = _compiled(spec, update)
 
     def _start(self, tensors: Tensors) -> None:
         import jax.numpy as jnp
@@ -91,11 +112,11 @@ class JaxSide:
         The last two are not asked for but measured, from what went into the first moment and from
         what became of AdamW's direction: so it shows when the optimizer does not do as it says.
         """
-        value = 0.0
+        share, value = _share(self.spec, self.dtype, self.layout), 0.0
         grads: dict[str, Any] = {}
         for part in batch.parts(accumulate):
             rows = (part.ids, part.labels, part.positions, part.segments)
-            one, some = self._share(self.params, rows, max(1, batch.tokens))
+            one, some = share(self.params, rows, max(1, batch.tokens))
             value += float(one)
             grads = {p: g + grads[p] for p, g in some.items()} if grads else some
         before = self.state()
