@@ -9,15 +9,17 @@ through the warm-up and the decay.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 from configs import Model
 from configs.llama import llama
 from configs.runs import AdamW
-from parity import adam
+from parity import adam, table
 from parity.adam import Seen
 from parity.adam_mistakes import Suspect, explain
 from parity.injected import Combine, differences, injected, token_mean
@@ -94,8 +96,6 @@ def tiny(*, kv: int = 2, tied: bool = True) -> Model:
 
 def lively(spec: Model, seed: int = 0) -> Tensors:
     """float64 weights at which no part is idle: matrices of unit gain, scales around one."""
-    from parity import table
-
     rng = np.random.default_rng(seed)
     return {
         name: Tensor.of(
@@ -157,158 +157,159 @@ def letters() -> dict[str, str]:
     return axes.letters(abstract(tiny()))
 
 
-def _faults() -> dict[str, OptimizerFault]:
-    import optax
-
-    F = OptimizerFault
-
-    def no_decay(config: AdamW, steps: int, letters: Letters) -> Any:
-        clip = optax.clip_by_global_norm(config.clip or 1.0)
-        rate = schedule(config, steps)
-        return optax.chain(clip, optax.adam(rate, config.b1, config.b2, config.eps))
-
-    def only(path: str) -> Mask:
-        return lambda letters: {name: name == path for name in letters}
-
-    def but(path: str) -> Mask:
-        return lambda letters: {n: yes and n != path for n, yes in matrices(letters).items()}
-
-    def twice_decayed(config: AdamW) -> Any:
-        return optax.chain(
-            optax.add_decayed_weights(config.weight_decay, matrices(letters())),
-            optax.add_decayed_weights(config.weight_decay, only(EMBED)(letters())),
-        )
-
-    def corrected_away(config: AdamW) -> Any:
-        return optax.chain(
-            optax.scale_by_adam(config.b1, config.b2, config.eps),
-            optax.scale_by_schedule(lambda count: 1 - config.b1 ** (count + 1)),
-        )
-
-    def ndim(letters: Letters) -> dict[str, bool]:
-        return {path: len(names.split()) > 1 for path, names in letters.items()}
-
-    def unscaled(config: AdamW) -> Any:
-        return optax.add_decayed_weights(-config.weight_decay, matrices(letters()))
-
-    mean, k = (lambda n, all: 1 / len(all)), len
-    return {
-        "eps-inside-root": F(
-            "eps given as eps_root",
-            "eps-inside-root",
-            chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, 0.0, eps_root=c.eps)),
-        ),
-        "eps-before-correction": F(
-            "eps added before the bias correction",
-            "eps-before-correction",
-            chain(adam=eps_by_count),
-        ),
-        "mu-not-corrected": F(
-            "the first moment's correction undone", "mu-not-corrected", chain(adam=corrected_away)
-        ),
-        "nu-not-corrected": F(
-            "the second moment used as it is", "nu-not-corrected", chain(adam=uncorrected(mu=True))
-        ),
-        "no-correction": F(
-            "both moments used as they are",
-            "moments-not-corrected",
-            chain(adam=uncorrected(mu=False)),
-        ),
-        "no-mask": F(
-            "weight decay without a mask", "scales-decayed", chain(mask=lambda letters: None)
-        ),
-        "mask-by-ndim": F(
-            "a mask of what has two axes or more", "stacked-scales-decayed", chain(mask=ndim)
-        ),
-        "mask-without-embedding": F(
-            "a mask that leaves the embedding out", "embedding-not-decayed", chain(mask=but(EMBED))
-        ),
-        "adam": F("optax.adam for optax.adamw", "nothing-decayed", no_decay),
-        "l2": F("decay before Adam", "decay-coupled", chain(("clip", "decay", "adam", "rate"))),
-        "l2-clipped": F(
-            "decay before the clip", "decay-coupled", chain(("decay", "clip", "adam", "rate"))
-        ),
-        "decay-after-rate": F(
-            "decay after the scaling by the rate",
-            "decay-not-scaled",
-            chain(("clip", "adam", "rate", "decay"), decay=unscaled),
-        ),
-        "no-clip": F("no clip in the chain", "clip-missing", changed(clip=None)),
-        "clip-each": F("a clip for each tensor", "clip-per-tensor", chain(clip=each_clipped)),
-        "clip-last": F(
-            "the clip after AdamW", "clip-of-update", chain(("adam", "decay", "rate", "clip"))
-        ),
-        "clip-torchs-eps": F("norm + 1e-6 in the clip", "clip-norm-eps", chain(clip=clip_with_eps)),
-        "clip-parts": F(
-            "each micro-batch clipped, then averaged by targets",
-            "clip-per-part",
-            right,
-            weighed(lambda n, all: n / sum(all), CONFIG.clip),
-        ),
-        "clip-parts-mean": F(
-            "each micro-batch clipped, then averaged",
-            "clip-per-part",
-            right,
-            weighed(mean, CONFIG.clip),
-        ),
-        "sum-of-means": F(
-            "micro-batches' means summed", "parts-summed", right, weighed(lambda n, all: 1.0)
-        ),
-        "sum-times-parts": F(
-            "the token mean times the number of parts",
-            "parts-summed",
-            right,
-            weighed(lambda n, all: n * k(all) / sum(all)),
-        ),
-        "mean-of-means": F("micro-batches' means averaged", "mean-of-means", right, weighed(mean)),
-        "rate-early": F(
-            "the schedule one ahead",
-            "schedule-early",
-            chain(rate=functools.partial(schedule, shift=1)),
-        ),
-        "rate-late": F(
-            "the schedule one behind",
-            "schedule-late",
-            chain(rate=functools.partial(schedule, shift=-1)),
-        ),
-        "decay-steps": F(
-            "decay_steps that leaves the warm-up out of account",
-            "warmup-apart",
-            chain(rate=functools.partial(schedule, apart=CONFIG.warmup)),
-        ),
-        "b1": F("b1 0.95", "b1", changed(b1=0.95)),
-        "b2": F("b2 0.999 by default", "b2", changed(b2=0.999)),
-        "eps": F("eps 1e-8 by default", "eps", changed(eps=1e-8)),
-        "clip-at": F("a clip at 0.5", "clip", changed(clip=0.5)),
-        "decay-optax": F("optax's default decay", "weight-decay", changed(weight_decay=1e-4)),
-        "decay-torch": F("torch's default decay", "weight-decay", changed(weight_decay=1e-2)),
-        "rate-twice": F("twice the rate", "rate-scale", after(lambda c: optax.scale(2.0))),
-        "sign": F("the update's sign", "update-sign", after(lambda c: optax.scale(-1.0))),
-        "mu-bfloat16": F(
-            "mu_dtype bfloat16",
-            "mu-bfloat16",
-            chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps, mu_dtype="bfloat16")),
-        ),
-        "moments-bfloat16": F("both moments in bfloat16", "moments-bfloat16", narrow),
-        "tied-updated-twice": F(
-            "the embedding's update applied twice",
-            "embedding-updated-twice",
-            after(lambda c: optax.masked(optax.scale(2.0), only(EMBED)(letters()))),
-        ),
-        "tied-decayed-twice": F(
-            "the embedding decayed twice", "embedding-decayed-twice", chain(decay=twice_decayed)
-        ),
-        "amsgrad": F(
-            "the largest second moment so far",
-            "amsgrad",
-            chain(adam=lambda c: optax.scale_by_amsgrad(c.b1, c.b2, c.eps)),
-        ),
-        "nesterov": F(
-            "Nesterov's momentum, which is no mistake known here",
-            None,
-            chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps, nesterov=True)),
-        ),
-    }
+def no_decay(config: AdamW, steps: int, letters: Letters) -> Any:
+    clip = optax.clip_by_global_norm(config.clip or 1.0)
+    rate = schedule(config, steps)
+    return optax.chain(clip, optax.adam(rate, config.b1, config.b2, config.eps))
 
 
-OPTIMIZER_FAULTS = _faults()
+def only(path: str) -> Mask:
+    return lambda letters: {name: name == path for name in letters}
+
+
+def but(path: str) -> Mask:
+    return lambda letters: {n: yes and n != path for n, yes in matrices(letters).items()}
+
+
+def twice_decayed(config: AdamW) -> Any:
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, matrices(letters())),
+        optax.add_decayed_weights(config.weight_decay, only(EMBED)(letters())),
+    )
+
+
+def corrected_away(config: AdamW) -> Any:
+    return optax.chain(
+        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.scale_by_schedule(lambda count: 1 - config.b1 ** (count + 1)),
+    )
+
+
+def ndim(letters: Letters) -> dict[str, bool]:
+    return {path: len(names.split()) > 1 for path, names in letters.items()}
+
+
+def unscaled(config: AdamW) -> Any:
+    return optax.add_decayed_weights(-config.weight_decay, matrices(letters()))
+
+
+def mean(n: int, tokens: Sequence[int]) -> float:
+    return 1 / len(tokens)
+
+
+F = OptimizerFault
+OPTIMIZER_FAULTS: dict[str, OptimizerFault] = {
+    "eps-inside-root": F(
+        "eps given as eps_root",
+        "eps-inside-root",
+        chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, 0.0, eps_root=c.eps)),
+    ),
+    "eps-before-correction": F(
+        "eps added before the bias correction",
+        "eps-before-correction",
+        chain(adam=eps_by_count),
+    ),
+    "mu-not-corrected": F(
+        "the first moment's correction undone", "mu-not-corrected", chain(adam=corrected_away)
+    ),
+    "nu-not-corrected": F(
+        "the second moment used as it is", "nu-not-corrected", chain(adam=uncorrected(mu=True))
+    ),
+    "no-correction": F(
+        "both moments used as they are",
+        "moments-not-corrected",
+        chain(adam=uncorrected(mu=False)),
+    ),
+    "no-mask": F("weight decay without a mask", "scales-decayed", chain(mask=lambda letters: None)),
+    "mask-by-ndim": F(
+        "a mask of what has two axes or more", "stacked-scales-decayed", chain(mask=ndim)
+    ),
+    "mask-without-embedding": F(
+        "a mask that leaves the embedding out", "embedding-not-decayed", chain(mask=but(EMBED))
+    ),
+    "adam": F("optax.adam for optax.adamw", "nothing-decayed", no_decay),
+    "l2": F("decay before Adam", "decay-coupled", chain(("clip", "decay", "adam", "rate"))),
+    "l2-clipped": F(
+        "decay before the clip", "decay-coupled", chain(("decay", "clip", "adam", "rate"))
+    ),
+    "decay-after-rate": F(
+        "decay after the scaling by the rate",
+        "decay-not-scaled",
+        chain(("clip", "adam", "rate", "decay"), decay=unscaled),
+    ),
+    "no-clip": F("no clip in the chain", "clip-missing", changed(clip=None)),
+    "clip-each": F("a clip for each tensor", "clip-per-tensor", chain(clip=each_clipped)),
+    "clip-last": F(
+        "the clip after AdamW", "clip-of-update", chain(("adam", "decay", "rate", "clip"))
+    ),
+    "clip-torchs-eps": F("norm + 1e-6 in the clip", "clip-norm-eps", chain(clip=clip_with_eps)),
+    "clip-parts": F(
+        "each micro-batch clipped, then averaged by targets",
+        "clip-per-part",
+        right,
+        weighed(lambda n, all: n / sum(all), CONFIG.clip),
+    ),
+    "clip-parts-mean": F(
+        "each micro-batch clipped, then averaged",
+        "clip-per-part",
+        right,
+        weighed(mean, CONFIG.clip),
+    ),
+    "sum-of-means": F(
+        "micro-batches' means summed", "parts-summed", right, weighed(lambda n, all: 1.0)
+    ),
+    "sum-times-parts": F(
+        "the token mean times the number of parts",
+        "parts-summed",
+        right,
+        weighed(lambda n, all: n * len(all) / sum(all)),
+    ),
+    "mean-of-means": F("micro-batches' means averaged", "mean-of-means", right, weighed(mean)),
+    "rate-early": F(
+        "the schedule one ahead",
+        "schedule-early",
+        chain(rate=functools.partial(schedule, shift=1)),
+    ),
+    "rate-late": F(
+        "the schedule one behind",
+        "schedule-late",
+        chain(rate=functools.partial(schedule, shift=-1)),
+    ),
+    "decay-steps": F(
+        "decay_steps that leaves the warm-up out of account",
+        "warmup-apart",
+        chain(rate=functools.partial(schedule, apart=CONFIG.warmup)),
+    ),
+    "b1": F("b1 0.95", "b1", changed(b1=0.95)),
+    "b2": F("b2 0.999 by default", "b2", changed(b2=0.999)),
+    "eps": F("eps 1e-8 by default", "eps", changed(eps=1e-8)),
+    "clip-at": F("a clip at 0.5", "clip", changed(clip=0.5)),
+    "decay-optax": F("optax's default decay", "weight-decay", changed(weight_decay=1e-4)),
+    "decay-torch": F("torch's default decay", "weight-decay", changed(weight_decay=1e-2)),
+    "rate-twice": F("twice the rate", "rate-scale", after(lambda c: optax.scale(2.0))),
+    "sign": F("the update's sign", "update-sign", after(lambda c: optax.scale(-1.0))),
+    "mu-bfloat16": F(
+        "mu_dtype bfloat16",
+        "mu-bfloat16",
+        chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps, mu_dtype="bfloat16")),
+    ),
+    "moments-bfloat16": F("both moments in bfloat16", "moments-bfloat16", narrow),
+    "tied-updated-twice": F(
+        "the embedding's update applied twice",
+        "embedding-updated-twice",
+        after(lambda c: optax.masked(optax.scale(2.0), only(EMBED)(letters()))),
+    ),
+    "tied-decayed-twice": F(
+        "the embedding decayed twice", "embedding-decayed-twice", chain(decay=twice_decayed)
+    ),
+    "amsgrad": F(
+        "the largest second moment so far",
+        "amsgrad",
+        chain(adam=lambda c: optax.scale_by_amsgrad(c.b1, c.b2, c.eps)),
+    ),
+    "nesterov": F(
+        "Nesterov's momentum, which is no mistake known here",
+        None,
+        chain(adam=lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps, nesterov=True)),
+    ),
+}
