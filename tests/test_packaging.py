@@ -120,7 +120,7 @@ def test_what_a_room_imports_is_required(room: str) -> None:
 
     (And pytest, which is there where its plugin is loaded.)
     """
-    files = [ROOT / "jaxtwin.py"] if room == "jaxtwin" else sorted((ROOT / room).rglob("*.py"))
+    files = sorted(ROOT.glob("jaxtwin*.py") if room == "jaxtwin" else (ROOT / room).rglob("*.py"))
     modules: set[str] = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -128,7 +128,7 @@ def test_what_a_room_imports_is_required(room: str) -> None:
                 modules |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 modules.add(node.module.split(".")[0])
-    modules -= set(sys.stdlib_module_names) | set(ROOMS) | {"jaxtwin"}
+    modules -= set(sys.stdlib_module_names) | set(ROOMS) | {"jaxtwin", "jaxtwin_demo"}
     extras = {"torch", "transformers", "jinja2", "matplotlib", "pytest"}
     known = {canonicalize_name(r.name) for r in CORE} | extras
     assert {canonicalize_name(DISTRIBUTION.get(m, m)) for m in modules} <= known
@@ -171,10 +171,10 @@ def test_jax_rooms_import_without_torch() -> None:
 
     But for those of parity's that are about torch's own forward: mistakes to make in it.
     """
-    torchs = {"parity.causes", "parity.cached", "parity.diagnose"}
-    names = [*modules("configs", "jaxmodel", "train", "parity"), "jaxtwin"]
-    assert torchs < set(names)
-    names = [name for name in names if name not in torchs]
+    torchs = ("parity.causes", "parity.cached", "parity.diagnose")
+    names = [*modules("configs", "jaxmodel", "train", "parity"), "jaxtwin", "jaxtwin_demo"]
+    assert set(torchs) < set(names)
+    names = [name for name in names if not name.startswith(torchs)]
     imported_without({"torch", "transformers", "torchref"}, names)
 
 
@@ -218,7 +218,7 @@ def test_targets_of_ci() -> None:
 
 @pytest.mark.slow
 def test_a_wheel_holds_every_file(tmp_path: Path) -> None:
-    wanted = tracked(*ROOMS, "jaxtwin.py")
+    wanted = tracked(*ROOMS, "jaxtwin.py", "jaxtwin_demo.py")
     source = tmp_path / "source"  # a copy: building leaves files behind, and takes old ones up
     for name in [*wanted, "pyproject.toml", "README.md"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)

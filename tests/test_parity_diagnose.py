@@ -14,10 +14,8 @@ import torch
 
 from configs import Model
 from configs.spec import Run
-from jaxmodel import axes
 from jaxmodel.probe import Slot, looking, probe
-from parity import cached, curves, killtable, probes, table
-from parity.diagnose import diagnose
+from parity import cached, curves, killtable, metrics, preflight, probes
 from parity.faults import FAULTS
 from parity.faults.forward import calling
 from parity.inputs import blind, inputs
@@ -239,12 +237,41 @@ def test_what_an_input_cannot_show_is_said() -> None:
     assert "embedding" not in said
 
 
-def test_the_table_of_all_parameters_still_has_every_row() -> None:
-    assert set(axes.arrays(wrong_model(SPEC, weights(SPEC, 0), None))) == {
-        move.here for row in table.rows(SPEC, "unroll") for move in row.moves()
-    }
+# ---- slips of a weight --------------------------------------------------------------------------
 
 
-def test_errors_in_units_of_the_band(sides: tuple[Reference, Any]) -> None:
-    reference, subject = sides
-    assert diagnose(reference, subject).error <= 1
+def test_best_fit_gives_the_scale_and_what_is_left() -> None:
+    want = np.array([3.0, 4.0])
+    assert metrics.best_fit(2 * want, want) == (2.0, 0.0)
+    scale, left = metrics.best_fit(np.array([3.0, 4.0]) + np.array([-4.0, 3.0]), want)
+    assert scale == pytest.approx(1, rel=1e-15)  # what is at right angles changes no scale
+    assert left == pytest.approx(1, rel=1e-15)
+    assert metrics.best_fit(np.ones(2), np.zeros(2)) == (0.0, np.inf)
+
+
+SLIPS = {
+    "transposed": lambda x: x.T,
+    "norm-plus-one": lambda x: x + 1,
+    "rounded": lambda x: x.astype(np.float32).astype(x.dtype),
+    "constant": np.zeros_like,
+    "scaled-weight": lambda x: -0.125 * x,
+    "rows-reordered": lambda x: x[::-1],
+    "columns-reordered": lambda x: x[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_is_told_from_the_others(name: str) -> None:
+    x = np.random.default_rng(0).normal(size=(6, 6))
+    (found,) = preflight.weights(None, {"w": x}, {"w": SLIPS[name](x)})
+    assert found[1] is not None
+    assert found[1].name == name
+    assert preflight.weights(None, {"w": x}, {"w": x.copy()}) == []
+
+
+def test_a_weight_of_no_known_slip_has_none() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 6, 6))
+    ((difference, slip),) = preflight.weights(None, {"w": x}, {"w": y})
+    assert slip is None
+    assert "36 of 36 elements differ" in difference.about

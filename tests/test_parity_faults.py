@@ -7,29 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from configs import Model
-from configs.llama import llama
 from parity import bridge, judge
 from parity.faults import FAULTS
 from parity.findings import Report
+from parity.killtable import shapes
 from parity.tensors import Tensor
 from tests.kit import torch_model
 
 TOKENS = 48
 
-# One model that shows every fault: grouped heads, a square q, lively scales, two layers or more.
-SPEC = llama(
-    vocab=61,
-    d=16,
-    layers=3,
-    heads=4,
-    kv=2,
-    hidden=24,
-    max_len=64,
-    base=10_000.0,
-    pairs="adjacent",
-    eps=1e-5,
-    tied=True,
-)
+SPEC = shapes()["pre-norm"]
 
 
 @pytest.fixture(scope="module")

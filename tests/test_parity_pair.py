@@ -114,4 +114,8 @@ def test_an_nnx_module() -> None:
     ours.bias.set_value(jnp.asarray(theirs.bias.detach().numpy()))
     table = [Row("kernel", "weight", "o i -> i o"), Row("bias", "bias", "o -> o")]
     x = np.random.default_rng(0).normal(size=(5, 3))
-    assert parity.compare(theirs, ours, table, [x], dtypes=("float64",)).checks[0].error <= 1e-7
+    assert parity.compare(theirs, ours, table, [x], dtypes=("float64",)).equal
+    ours.bias.set_value(ours.bias[...] * 2)
+    wrong = parity.compare(theirs, ours, table, [x], dtypes=("float64",))
+    assert not wrong.equal
+    assert [d.what for d in wrong.preflight] == ["weight: bias"]

@@ -1,0 +1,130 @@
+"""Mistakes of how the parts are put together, and of what flows back through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from parity.causes.base import Forward, add, calling, kind
+
+# ---- the residual stream ------------------------------------------------------------------------
+
+
+def _wired(mid: Any, out: Any) -> Callable[[nn.Module, Any], None]:
+    """A block wired otherwise: mid(x, attention) and out(x, mid, feed-forward)."""
+
+    def call(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+        y = mid(x, m.post_attn(m.attn(m.pre_attn(x), at, mask)))
+        return out(x, y, m.post_ffn(m.ffn(m.pre_ffn(y))))
+
+    return calling(call)
+
+
+def _plus(x: Tensor, part: Tensor) -> Tensor:
+    return x + part
+
+
+def _last(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
+    return y + part
+
+
+add(
+    "residual-dropped",
+    "does not add the residual stream",
+    "x + attention, then + feed-forward",
+    "mid",
+    "",
+    _wired(lambda x, part: part, _last),
+)
+add(
+    "residual-doubled",
+    "adds the residual stream twice",
+    "add it once",
+    "mid",
+    "",
+    _wired(lambda x, part: 2 * x + part, _last),
+)
+add(
+    "residual-dropped",
+    "does not add the residual stream",
+    "x + attention, then + feed-forward",
+    "out",
+    "",
+    _wired(_plus, lambda x, y, part: part),
+)
+add(
+    "residual-doubled",
+    "adds the residual stream twice",
+    "add it once",
+    "out",
+    "",
+    _wired(_plus, lambda x, y, part: 2 * y + part),
+)
+add(
+    "residual-from-before",
+    "adds the feed-forward to the stream as it was before attention",
+    "add it to the stream that has the attention in it",
+    "out",
+    "",
+    _wired(_plus, lambda x, y, part: x + part),
+)
+
+
+add(
+    "parallel-residual",
+    "feeds the feed-forward from before attention (a parallel block)",
+    "let the feed-forward read the stream that has the attention in it",
+    "pre_ffn",
+    "",
+    calling(lambda f, m, v, x, at, mask: _fed_before(m, x, at, mask)),
+)
+
+
+def _fed_before(m: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+    y = x + m.post_attn(m.attn(m.pre_attn(x), at, mask))
+    inner = m.pre_ffn.forward
+    m.pre_ffn.__dict__["forward"] = lambda given: inner(x)
+    try:
+        return y + m.post_ffn(m.ffn(m.pre_ffn(y)))
+    finally:
+        del m.pre_ffn.__dict__["forward"]
+
+
+# ---- the backward pass --------------------------------------------------------------------------
+
+for _part, _probe in (
+    ("attn", "attn.mixed"),
+    ("ffn", "pre_ffn"),
+    ("pre_attn", "out"),
+    ("pre_ffn", "mid"),
+):
+    add(
+        "gradient-stopped",
+        f"lets no gradient through {_part}",
+        "remove the stop_gradient (or the conversion that loses the gradient)",
+        _probe,
+        _part,
+        calling(lambda f, m, v, *args: f(*args).detach()),
+        direction="backward",
+    )
+add(
+    "head-untied",
+    "gives the embedding no gradient from its use as the head",
+    "use one parameter in both places: its gradient is the sum of both",
+    "embed.weight",
+    "head",
+    calling(lambda f, m, v, x, embed: x @ embed.weight.detach().T),
+    values=kind("TiedHead"),
+    direction="parameter",
+)
+add(
+    "embedding-frozen",
+    "gives the embedding no gradient from its use as the input",
+    "use one parameter in both places: its gradient is the sum of both",
+    "embed.weight",
+    "embed",
+    calling(lambda f, m, v, ids: f(ids).detach()),
+    direction="parameter",
+)
