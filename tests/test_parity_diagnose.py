@@ -70,6 +70,18 @@ def test_a_probe_shows_and_replaces_value_and_cotangent() -> None:
     assert (y, seen, dx, arrived) == (35, 6, 33, 5)
 
 
+def test_a_hook_shows_and_replaces_the_same_in_torch() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+    for layer, value in zip(model, (3.0, 5.0), strict=True):
+        torch.nn.init.constant_(layer.weight, value)
+    x, one = torch.tensor([[2.0]]), np.ones((1, 1), np.float32)
+    forced = probes.Trace(one, one, {}, {"0": 7 * one}, {"0": 11 * one})
+    for put, output, grads in ((None, 30, (10, 6)), (forced, 35, (22, 7))):
+        got = probes.run_torch(model, {"0": probes.Place("0")}, lambda: model(x), lambda y: y, put)
+        assert (got.logits, got.values["0"], got.cotangents["0"]) == (output, 6, 5)
+        assert (got.grads["0.weight"], got.grads["1.weight"]) == grads
+
+
 def test_two_probes_of_one_name_are_refused() -> None:
     with looking({}), pytest.raises(ValueError, match="two probes are called 'a'"):
         probe(probe(jnp.zeros(()), "a"), "a")
