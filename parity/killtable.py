@@ -102,6 +102,33 @@ def fault(name: str, shape: str, spec: Model) -> Outcome | None:
     return Outcome(name, shape, not found.equal, where, cause, causes == {known.cause})
 
 
+def training() -> dict[str, str | None]:
+    """The faults that no forward shows, of the optimizer and of the split over devices: causes."""
+    from parity.optimizer_faults import OPTIMIZER_FAULTS
+    from parity.sharding_faults import SHARDING_FAULTS
+
+    optimizer = {f"optimizer/{name}": known.cause for name, known in OPTIMIZER_FAULTS.items()}
+    return optimizer | {f"sharding/{name}": name for name in SHARDING_FAULTS}
+
+
+def trained(name: str) -> Outcome:
+    """One of them."""
+    from parity import optimizer_faults, sharding_faults
+
+    kind, short = name.split("/")
+    found = {"optimizer": optimizer_faults, "sharding": sharding_faults}[kind].run(short)
+    named = found.named is not None and found.named == training()[name]
+    return Outcome(name, kind, found.caught, found.where, found.named or "", named)
+
+
+def training_control() -> str:
+    """The right optimizer and the right split: what was found, or "" where nothing was."""
+    from parity import optimizer_faults, sharding_faults
+
+    found = {"optimizer": optimizer_faults.control(), "sharding": sharding_faults.control()}
+    return "; ".join(f"{name}: {x.where}" for name, x in found.items() if x.caught)
+
+
 def control(seed: int) -> str:
     """A random model against itself: what was found, or "" where nothing was."""
     from configs.spec import to_json
@@ -203,20 +230,26 @@ def run(
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:
     """The whole table as plain data (docs/json.md), over a few processes."""
-    unknown = sorted(set(names) - FAULTS.keys())
+    known = [*FAULTS, *training()]
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        near = nearest(unknown[0], FAULTS)
+        near = nearest(unknown[0], known)
         raise BadInput(f"no such fault: {', '.join(unknown)}; {near}")
     started = time.monotonic()
-    work: list[tuple[str, Any]] = [("pair", seed) for seed in range(pairs)]
+    chosen = names or known
+    # In one process: the reference's steps, which all of them share, are made once.
+    work: list[tuple[str, Any]] = [("training", [n for n in chosen if n not in FAULTS])]
+    work += [("pair", seed) for seed in range(pairs)]
     work += [("control", seed) for seed in range(controls)]
-    for name in names or FAULTS:
+    for name in [n for n in chosen if n in FAULTS]:
         work += [("fault", (name, shape)) for shape in shapes()]
-    done: dict[str, list[Any]] = {"fault": [], "control": [], "pair": []}
+    done: dict[str, list[Any]] = {"training": [], "fault": [], "control": [], "pair": []}
     for kind, result in _spread(work, workers, progress):
         done[kind].append(result)
     outcomes = [o for o in done["fault"] if o is not None]
-    alarms = [text for text in done["control"] if text]
+    alone, alarm = done["training"][0]
+    outcomes = sorted(outcomes + alone, key=lambda o: known.index(o.name))
+    alarms = [text for text in [*done["control"], alarm] if text]
     return {
         "faults": _table(outcomes),
         "false_alarms": len(alarms),
@@ -259,7 +292,6 @@ def _spread(
     work: Sequence[tuple[str, Any]], workers: int, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, Any]]:
     if workers < 2 or len(work) < 8:
-        _start()
         results = map(_one, work)
         yield from _told(results, len(work), progress)
         return
@@ -276,20 +308,22 @@ def _told(results: Any, total: int, progress: Callable[[str], None]) -> Iterator
 
 
 def _start() -> None:
-    """Once in each process: 64 bits, and one thread, for tiny models are no work for more."""
-    import jax
+    """Once in each process: one thread, for tiny models are no work for more."""
     import torch
 
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_default_matmul_precision", "highest")
     torch.set_num_threads(1)
 
 
 def _one(work: tuple[str, Any]) -> tuple[str, Any]:
+    import jax
+
     kind, what = work
-    if kind == "pair":
-        return kind, pair(what)
-    if kind == "control":
-        return kind, control(what)
-    name, shape = what
-    return kind, fault(name, shape, shapes()[shape])
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        if kind == "training":
+            return kind, ([trained(name) for name in what], training_control() if what else "")
+        if kind == "pair":
+            return kind, pair(what)
+        if kind == "control":
+            return kind, control(what)
+        name, shape = what
+        return kind, fault(name, shape, shapes()[shape])

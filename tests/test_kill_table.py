@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from configs import BadInput
-from parity import killtable
+from parity import killtable, optimizer_faults
 
 
 @pytest.mark.slow
@@ -21,7 +22,9 @@ def test_everything_is_caught_and_nearly_everything_named() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     table = json.loads(done.stdout)
     faults, pairs = table["faults"], table["pairs"]
-    assert len(faults) >= 60
+    kinds = Counter(f["name"].split("/")[0] for f in faults if "/" in f["name"])
+    assert len(faults) >= 120
+    assert kinds == {"optimizer": 38, "sharding": 11}
     assert [f["name"] for f in faults if not f["caught"]] == []
     assert sum(f["named"] for f in faults) >= 0.9 * len(faults)
     assert (table["false_alarms"], table["controls"]) == (0, 200), table["alarms"]
@@ -38,3 +41,22 @@ def test_what_was_not_caught_is_not_passed() -> None:
     assert killtable.passed(good)
     assert not killtable.passed({**good, "false_alarms": 1})
     assert not killtable.passed({**good, "faults": [{"caught": False, "named": False}]})
+
+
+def test_faults_of_training_are_in_the_table() -> None:
+    """Nesterov's momentum is no mistake known here: it is caught, and nothing else is named."""
+    names = ["optimizer/eps", "optimizer/nesterov", "sharding/same-rows"]
+    table = killtable.run(names=names, controls=0, pairs=0, workers=1)
+    assert [f["name"] for f in table["faults"]] == names
+    assert [f["caught"] for f in table["faults"]] == [True] * 3
+    assert [f["named"] for f in table["faults"]] == [True, False, True]
+    assert [f["cause"] for f in table["faults"]] == ["eps", "", "same-rows"]
+    assert (table["false_alarms"], table["alarms"]) == (0, [])
+
+
+def test_a_wrong_control_of_training_is_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = optimizer_faults.Result(True, "step 1, mu of embed.weight", None)
+    monkeypatch.setattr(optimizer_faults, "control", lambda: wrong)
+    table = killtable.run(names=["sharding/same-rows"], controls=0, pairs=0, workers=1)
+    assert table["alarms"] == ["optimizer: step 1, mu of embed.weight"]
+    assert not killtable.passed(table)
