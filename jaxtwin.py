@@ -148,6 +148,7 @@ def convert(
         "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
         "check tests/golden/reference_gqa_tied.npz --json",
         "check ./my-llama --against out/my-jax-run --html report.html",
+        "check ./my-llama --against out/my-jax-run --replay out/replay",
         "check ./my-llama --save new.json --baseline old.json --html report.html",
     )
 )
@@ -174,6 +175,9 @@ def check(
     baseline: Annotated[
         Path | None, typer.Option(help="Say what changed since that file of --save.")
     ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="A new folder for what fails: scripts that run it alone.")
+    ] = None,
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
@@ -190,6 +194,7 @@ def check(
                 use_witness=witness,
                 against=against,
                 look=probes,
+                keep=replay,
                 seed=seed,
                 progress=progress,
             )

@@ -13,13 +13,14 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from configs import BadInput, Model
-from parity import curves, metrics, preflight, probes, sides, table
+from parity import curves, metrics, preflight, probes, replay, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
 from parity.memory import give_back
@@ -119,6 +120,7 @@ def check(
     against: tuple[Model, Tensors] | None = None,
     look: bool = False,
     explain: bool = True,
+    keep: Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Compares jaxmodel with torchref on the weights (named as torchref names them).
@@ -127,7 +129,8 @@ def check(
     well; `witness` runs transformers' own model in float32 on the same input; `wrong` is a mistake
     to make on the JAX side (see faults/). `against` is what the JAX side is built from, where that
     is something else. With `look` every part is also judged alone, in every dtype (curves.py); with
-    `explain` a failure in float64 is followed to its cause (diagnose.py).
+    `explain` a failure in float64 is followed to its cause (diagnose.py), and what failed is kept
+    in the new folder `keep` (replay.py).
     The float64 run comes first and is the truth that the others are measured from.
     """
     import jax
@@ -170,7 +173,7 @@ def check(
                 report.checks += _recorded(spec, tensors, model, golden, layout)
             if explain and not report.equal:
                 progress("float64: looking for the cause")
-                _explain(report, reference, decoder(model, layout, given))
+                _explain(report, reference, decoder(model, layout, given), keep)
             del model
         give_back()
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
@@ -235,12 +238,15 @@ def _parts(report: Report, dtype: str) -> Iterator[Check]:
         yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)
 
 
-def _explain(report: Report, reference: Reference, subject: Subject) -> None:
+def _explain(report: Report, reference: Reference, subject: Subject, keep: Path | None) -> None:
     from parity.diagnose import diagnose
 
     found = diagnose(reference, subject)
     report.preflight, report.suspects = found.preflight, found.suspects
     report.points, report.heat = found.points, found.heat
+    if keep is not None:
+        truth = reference.run()  # once more: the diagnosis keeps no traces, they are too large
+        replay.save(keep, subject.spec, subject.weights, reference.given, truth, report)
 
 
 def working(

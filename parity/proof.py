@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from parity import judge, witness
+from parity import judge, replay, witness
 from parity.findings import Report
 from parity.sides import Wrong
 from parity.source import Source, open_source
@@ -22,13 +23,17 @@ def check(
     wrong: Wrong | None = None,
     against: str | Source | None = None,
     look: bool = False,
+    keep: Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
 
     See `judge.check`; a recorded .npz is compared with its own record too, and transformers
-    takes part in float32 where it has the model. BadInput if the source cannot be read.
+    takes part in float32 where it has the model. BadInput if the source cannot be read, or if
+    something is at `keep` already.
     """
+    if keep is not None:
+        replay.ready(keep, dtypes)
     progress(f"reading {src if isinstance(src, str) else src.name}")
     source = src if isinstance(src, Source) else open_source(src, seed=seed)
     tokenizer = source.tokenizer()
@@ -53,8 +58,9 @@ def check(
         wrong=wrong,
         against=theirs,
         look=look,
+        keep=keep,
         progress=progress,
     )
-    report.notes += [*source.notes, note]
+    report.notes += [*source.notes, note, *(replay.notes(keep, report) if keep else [])]
     report.environment["source"] = {"name": source.name, "kind": source.kind}
     return report
