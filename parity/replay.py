@@ -336,7 +336,7 @@ def chosen(report: Report) -> list[Point]:
     over = list(_over(report.points))
     picked = over[:1]
     for suspect in report.suspects:
-        near = [p for p in over if p.layer in (suspect.layers[:1] or (None,))]
+        near = [p for p in over if p.layer in (suspect.layers or (None,))]
         near = [p for p in near if suspect.direction in ("given", p.direction)]
         picked += [p for p in near if _of(suspect, p)][:1]
     return list(dict.fromkeys(picked))
