@@ -1,45 +1,31 @@
 """Is it the same model? Logits, losses and every gradient: float64 first, then measured budgets.
 
 In float64 both mirrors must agree to rounding (1e-13 on logits, 1e-12 on gradients): a gap there is
-a bug. In a working dtype nobody sets a tolerance: JAX may be off the float64 truth by at most twice
-what torch, in the same dtype, is off it, plus what rounding the truth itself costs. Where one draw
-of roundings leaves a doubt, more are drawn (see redraw.py).
+a bug. In a working dtype nobody sets a tolerance: torch's own error sets it (budgets.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from configs import BadInput, Model
-from parity import curves, metrics, preflight, probes, replay, sides, table
+from parity import budgets, curves, metrics, preflight, replay, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
 from parity.memory import give_back
 from parity.probes import Trace
-from parity.redraw import Reordering
 from parity.sides import Outcome, Wrong
 from parity.subject import Reference, Subject, decoder
 from parity.tensors import Tensors, backward, forward, shapes_there
 
 LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
-K = 2.0  # how many times torch's own error JAX may make
-KL = "KL in nats, worst token"
-DRAWS = {"torch": 8, "jax": 3}  # at most, and only while a comparison is over its budget
-NUMPY = {
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "numpy")
 
 
@@ -53,56 +39,6 @@ def strict(got: Outcome, want: Outcome, label: str = "") -> Iterator[Check]:
     yield Check(label + "loss, per target", f64, metrics.relative_l2(got.nll, want.nll), LOGITS)
     for name, grad in want.grads.items():
         yield Check(f"{label}grad {name}", f64, metrics.relative_l2(got.grads[name], grad), GRADS)
-
-
-def errors(got: Outcome, truth: Outcome) -> dict[str, float]:
-    """How far a run is off the float64 truth, by every measure that is budgeted."""
-    return {
-        "logits": metrics.relative_l2(got.logits, truth.logits),
-        "logits, worst token": metrics.worst_row(got.logits, truth.logits),
-        KL: metrics.worst_kl(got.logits, truth.logits),
-        "loss, per target": metrics.relative_l2(got.nll, truth.nll),
-        **{
-            f"grad {name}": metrics.relative_l2(got.grads[name], grad)
-            for name, grad in truth.grads.items()
-        },
-    }
-
-
-def rounding(truth: Outcome, dtype: str) -> dict[str, float]:
-    """What it costs to round the truth itself to the dtype: nobody can be nearer than that."""
-    near = [metrics.rounded(x, NUMPY[dtype]) for x in (truth.logits, truth.nll)]
-    grads = {name: metrics.rounded(x, NUMPY[dtype]) for name, x in truth.grads.items()}
-    return errors(Outcome(near[0], near[1], grads), truth)
-
-
-def budgeted(
-    runs: Sequence[Mapping[str, float]],
-    torch: Sequence[Mapping[str, float]],
-    noise: Mapping[str, float],
-    dtype: str,
-    label: str = "",
-) -> list[Check]:
-    """Every error against its budget; `runs` and `torch` hold the errors of one or more draws.
-
-    The budget is K times the largest error of torch's draws, and the rounding noise. The error is
-    the smallest of the draws: a fault is in every one of them, bad luck is not.
-    """
-    out = []
-    for name, least in noise.items():
-        # KL grows with the square of the error, so twice the error is four times the KL.
-        times = K**2 if name == KL else K
-        budget = times * _largest([draw[name] for draw in torch]) + least
-        out.append(Check(label + name, dtype, _smallest([draw[name] for draw in runs]), budget))
-    return out
-
-
-def _largest(values: Sequence[float]) -> float:
-    return float(np.max(values))  # unlike max, NaN whatever its place
-
-
-def _smallest(values: Sequence[float]) -> float:
-    return float(np.min(values))
 
 
 def check(
@@ -136,12 +72,12 @@ def check(
     import jax
 
     if not dtypes:
-        raise BadInput(f"name at least one dtype to compare in: {', '.join(NUMPY)}")
+        raise BadInput(f"name at least one dtype to compare in: {', '.join(budgets.NUMPY)}")
     if tokens < 8:
         raise BadInput(f"a check needs 8 tokens or more, got {tokens}")
-    unknown = sorted(set(dtypes) - set(NUMPY))
+    unknown = sorted(set(dtypes) - set(budgets.NUMPY))
     if unknown:
-        raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(NUMPY)}")
+        raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(budgets.NUMPY)}")
     given = inputs(spec, tokens, seed, encode)
     report = Report(environment=environment(spec, tensors, given, layout), blind=blind(spec, given))
     theirs = against or (spec, tensors)
@@ -178,7 +114,7 @@ def check(
         give_back()
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in dtypes if d != "float64"]:
-            report.checks += working(
+            report.checks += budgets.working(
                 reference,
                 theirs,
                 truth,
@@ -225,17 +161,7 @@ def _looked(
     progress("float64: JAX, every part alone")
     alone = curves.measure(subject.run(truth), truth)
     report.points += curves.points(ends, [alone], truth, "float64")
-    yield from _parts(report, "float64")
-
-
-def _parts(report: Report, dtype: str) -> Iterator[Check]:
-    """Of the parts alone, the one that uses most of its band, for each direction."""
-    for direction in curves.BANDS:
-        points = [p for p in report.points if (p.dtype, p.direction) == (dtype, direction)]
-        checks = [
-            Check(f"part alone, {direction}: {p.probe}", dtype, p.injected, p.band) for p in points
-        ]
-        yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)
+    yield from budgets.parts(report, "float64")
 
 
 def _explain(report: Report, reference: Reference, subject: Subject, keep: Path | None) -> None:
@@ -247,98 +173,6 @@ def _explain(report: Report, reference: Reference, subject: Subject, keep: Path 
     if keep is not None:
         truth = reference.run()  # once more: the diagnosis keeps no traces, they are too large
         replay.save(keep, subject.spec, subject.weights, reference.given, truth, report)
-
-
-def working(
-    reference: Reference,
-    theirs: tuple[Model, Tensors],
-    truth: Outcome,
-    dtype: str,
-    report: Report,
-    *,
-    layout: str,
-    wrong: Wrong | None,
-    witness: Callable[[Inputs], Outcome] | None,
-    redraw: bool,
-    look: bool,
-    progress: Callable[[str], None],
-) -> list[Check]:
-    """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
-
-    While something is over and `redraw` is allowed (float64 has shown that the function is the
-    same), roundings are drawn anew: torch first, whose largest error sets the budget, then JAX.
-    """
-    spec, tensors, given = reference.spec, reference.tensors, reference.given
-    noise = rounding(truth, dtype)
-
-    def torch_draw(seed: int) -> dict[str, float]:
-        give_back()
-        progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
-        order = Reordering(spec, seed)
-        out = sides.run_torch(spec, order.apply(tensors), given, dtype)
-        return errors(replace(out, grads=order.undo(out.grads)), truth)
-
-    def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
-        progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
-        order = Reordering(spec, seed)
-        remat = "full" if look else "none"  # traces are large enough
-        model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong, remat)
-        if look and not seed:
-            subjects.append(decoder(model, layout, given))
-            trace = subjects[0].run(None)
-            ends.update(curves.measure(trace, seen()))
-            return errors(trace, truth), trace.logits
-        out = sides.run_jax(model.spec, model, given, layout)
-        return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
-
-    def seen() -> Trace:
-        assert isinstance(truth, Trace)  # as it is where `look` is asked
-        return truth
-
-    subjects: list[Subject] = []
-    ends: curves.Errors = {}
-    torch, (first, logits) = [torch_draw(0)], jax_draw(0)
-    jax, hf, against = [first], [], []
-    if witness:
-        progress(f"{dtype}: transformers, the third witness")
-        third = witness(given)
-        hf = [errors(third, truth)]
-        against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
-
-    def alone() -> Iterator[Check]:
-        rows = probes.rows(spec, "unroll", given.ids.shape)
-        parts: list[curves.Errors] = []
-        own: list[curves.Errors] = []
-        while True:
-            give_back()
-            progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
-            order = Reordering(spec, len(own), rows)
-            moved = order.trace(seen())
-            there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
-            own.append(curves.measure(there.run(moved), moved))
-            if own[1:]:
-                there_too = order.apply(theirs[1])
-                model = sides.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")
-                subjects[0] = decoder(model, layout, given)
-            parts.append(curves.measure(subjects[0].run(moved), moved))
-            found = curves.points(ends, parts, seen(), dtype, own)
-            if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
-                break
-        report.points += found
-        yield from _parts(report, dtype)
-
-    def checks() -> list[Check]:
-        out = budgeted(jax, torch, noise, dtype)
-        allowed = out[0].budget
-        if hf:
-            out += budgeted(hf, torch, noise, dtype, "transformers: ")
-        return out + [Check(name, dtype, error, allowed) for name, error in against]
-
-    while redraw and not all(c.ok for c in checks()) and len(torch) < DRAWS["torch"]:
-        torch.append(torch_draw(len(torch)))
-    while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
-        jax.append(jax_draw(len(jax))[0])
-    return [*checks(), *(alone() if look else ())]
 
 
 def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:

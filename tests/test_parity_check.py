@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from configs import PRESETS, BadInput
-from parity import bridge, judge, metrics, report
+from parity import bridge, budgets, judge, metrics, report
 from parity.findings import Check, Report
 from parity.inputs import inputs
 from parity.sides import Outcome
@@ -74,8 +74,8 @@ def outcome(scale: float) -> Outcome:
 def held(jax: list[float], torch: list[float]) -> list[Check]:
     """The checks of runs that are off the truth by those factors."""
     truth = outcome(1.0)
-    of = [[judge.errors(outcome(scale), truth) for scale in side] for side in (jax, torch)]
-    return judge.budgeted(*of, judge.rounding(truth, "float32"), "float32")
+    of = [[budgets.errors(outcome(scale), truth) for scale in side] for side in (jax, torch)]
+    return budgets.budgeted(*of, budgets.rounding(truth, "float32"), "float32")
 
 
 def test_largest_torch_draw_sets_the_budget_and_a_fault_is_in_every_draw() -> None:
@@ -98,10 +98,10 @@ def test_nan_never_passes() -> None:
     assert not Check("x", "float32", 0.0, math.nan).ok
     broken = outcome(1.0)
     broken.grads["w"][0] = np.nan
-    bad, good = (judge.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
-    noise = judge.rounding(outcome(1.0), "float32")
+    bad, good = (budgets.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
+    noise = budgets.rounding(outcome(1.0), "float32")
     for runs, torch in (([bad], [good]), ([good, bad], [good]), ([good], [bad, good])):
-        checks = judge.budgeted(runs, torch, noise, "float32")
+        checks = budgets.budgeted(runs, torch, noise, "float32")
         assert [c.name for c in checks if not c.ok] == ["grad w"]
 
 

@@ -1,0 +1,187 @@
+"""A working dtype: errors from the float64 truth, against budgets that torch's own errors set.
+
+Nobody sets a tolerance. JAX may be off the truth by at most twice what torch, in the same dtype, is
+off it, plus what rounding the truth itself costs. Where one draw of roundings leaves a doubt, more
+are drawn (see redraw.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
+from configs import Model
+from parity import curves, metrics, probes, sides
+from parity.findings import Check, Report
+from parity.inputs import Inputs
+from parity.memory import give_back
+from parity.probes import Trace
+from parity.redraw import Reordering
+from parity.sides import Outcome, Wrong
+from parity.subject import Reference, Subject, decoder
+from parity.tensors import Tensors
+
+K = 2.0  # how many times torch's own error JAX may make
+KL = "KL in nats, worst token"
+DRAWS = {"torch": 8, "jax": 3}  # at most, and only while a comparison is over its budget
+NUMPY = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+
+
+def errors(got: Outcome, truth: Outcome) -> dict[str, float]:
+    """How far a run is off the float64 truth, by every measure that is budgeted."""
+    return {
+        "logits": metrics.relative_l2(got.logits, truth.logits),
+        "logits, worst token": metrics.worst_row(got.logits, truth.logits),
+        KL: metrics.worst_kl(got.logits, truth.logits),
+        "loss, per target": metrics.relative_l2(got.nll, truth.nll),
+        **{
+            f"grad {name}": metrics.relative_l2(got.grads[name], grad)
+            for name, grad in truth.grads.items()
+        },
+    }
+
+
+def rounding(truth: Outcome, dtype: str) -> dict[str, float]:
+    """What it costs to round the truth itself to the dtype: nobody can be nearer than that."""
+    near = [metrics.rounded(x, NUMPY[dtype]) for x in (truth.logits, truth.nll)]
+    grads = {name: metrics.rounded(x, NUMPY[dtype]) for name, x in truth.grads.items()}
+    return errors(Outcome(near[0], near[1], grads), truth)
+
+
+def budgeted(
+    runs: Sequence[Mapping[str, float]],
+    torch: Sequence[Mapping[str, float]],
+    noise: Mapping[str, float],
+    dtype: str,
+    label: str = "",
+) -> list[Check]:
+    """Every error against its budget; `runs` and `torch` hold the errors of one or more draws.
+
+    The budget is K times the largest error of torch's draws, and the rounding noise. The error is
+    the smallest of the draws: a fault is in every one of them, bad luck is not.
+    """
+    out = []
+    for name, least in noise.items():
+        # KL grows with the square of the error, so twice the error is four times the KL.
+        times = K**2 if name == KL else K
+        budget = times * _largest([draw[name] for draw in torch]) + least
+        out.append(Check(label + name, dtype, _smallest([draw[name] for draw in runs]), budget))
+    return out
+
+
+def _largest(values: Sequence[float]) -> float:
+    return float(np.max(values))  # unlike max, NaN whatever its place
+
+
+def _smallest(values: Sequence[float]) -> float:
+    return float(np.min(values))
+
+
+def working(
+    reference: Reference,
+    theirs: tuple[Model, Tensors],
+    truth: Outcome,
+    dtype: str,
+    report: Report,
+    *,
+    layout: str,
+    wrong: Wrong | None,
+    witness: Callable[[Inputs], Outcome] | None,
+    redraw: bool,
+    look: bool,
+    progress: Callable[[str], None],
+) -> list[Check]:
+    """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
+
+    While something is over and `redraw` is allowed (float64 has shown that the function is the
+    same), roundings are drawn anew: torch first, whose largest error sets the budget, then JAX.
+    """
+    spec, tensors, given = reference.spec, reference.tensors, reference.given
+    noise = rounding(truth, dtype)
+
+    def torch_draw(seed: int) -> dict[str, float]:
+        give_back()
+        progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
+        order = Reordering(spec, seed)
+        out = sides.run_torch(spec, order.apply(tensors), given, dtype)
+        return errors(replace(out, grads=order.undo(out.grads)), truth)
+
+    def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
+        progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
+        order = Reordering(spec, seed)
+        remat = "full" if look else "none"  # traces are large enough
+        model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong, remat)
+        if look and not seed:
+            subjects.append(decoder(model, layout, given))
+            trace = subjects[0].run(None)
+            ends.update(curves.measure(trace, seen()))
+            return errors(trace, truth), trace.logits
+        out = sides.run_jax(model.spec, model, given, layout)
+        return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
+
+    def seen() -> Trace:
+        assert isinstance(truth, Trace)  # as it is where `look` is asked
+        return truth
+
+    subjects: list[Subject] = []
+    ends: curves.Errors = {}
+    torch, (first, logits) = [torch_draw(0)], jax_draw(0)
+    jax, hf, against = [first], [], []
+    if witness:
+        progress(f"{dtype}: transformers, the third witness")
+        third = witness(given)
+        hf = [errors(third, truth)]
+        against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
+
+    def alone() -> Iterator[Check]:
+        rows = probes.rows(spec, "unroll", given.ids.shape)
+        runs: list[curves.Errors] = []
+        own: list[curves.Errors] = []
+        while True:
+            give_back()
+            progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
+            order = Reordering(spec, len(own), rows)
+            moved = order.trace(seen())
+            there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
+            own.append(curves.measure(there.run(moved), moved))
+            if own[1:]:
+                there_too = order.apply(theirs[1])
+                model = sides.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")
+                subjects[0] = decoder(model, layout, given)
+            runs.append(curves.measure(subjects[0].run(moved), moved))
+            found = curves.points(ends, runs, seen(), dtype, own)
+            if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
+                break
+        report.points += found
+        yield from parts(report, dtype)
+
+    def checks() -> list[Check]:
+        out = budgeted(jax, torch, noise, dtype)
+        allowed = out[0].budget
+        if hf:
+            out += budgeted(hf, torch, noise, dtype, "transformers: ")
+        return out + [Check(name, dtype, error, allowed) for name, error in against]
+
+    while redraw and not all(c.ok for c in checks()) and len(torch) < DRAWS["torch"]:
+        torch.append(torch_draw(len(torch)))
+    while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
+        jax.append(jax_draw(len(jax))[0])
+    return [*checks(), *(alone() if look else ())]
+
+
+def parts(report: Report, dtype: str) -> Iterator[Check]:
+    """Of the parts alone, the one that uses most of its band, for each direction."""
+    for direction in curves.BANDS:
+        points = [p for p in report.points if (p.dtype, p.direction) == (dtype, direction)]
+        checks = [
+            Check(f"part alone, {direction}: {p.probe}", dtype, p.injected, p.band) for p in points
+        ]
+        yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)
