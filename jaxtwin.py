@@ -150,6 +150,7 @@ def convert(
         "check ./my-llama --against out/my-jax-run --html report.html",
         "check ./my-llama --against out/my-jax-run --replay out/replay",
         "check ./my-llama --save new.json --baseline old.json --html report.html",
+        "check reference-tiny --steps 50 --run configs/runs/train-reference-tiny.toml",
     )
 )
 def check(
@@ -178,15 +179,25 @@ def check(
     replay: Annotated[
         Path | None, typer.Option(help="A new folder for what fails: scripts that run it alone.")
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train both sides for that many AdamW steps too.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Take the optimizer of this run file; needs --steps.")
+    ] = None,
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
         from parity.handout import Files
-        from parity.proof import check as run
+        from parity.proof import check as prove
 
-        files = Files(save, html, junit, baseline)
+        files, plan = Files(save, html, junit, baseline), None
+        if steps is not None or run is not None:
+            from parity.trained import plan as planned
+
+            plan = planned(steps, run)
         with working() as progress:
-            report = run(
+            report = prove(
                 src,
                 dtypes=[d.value for d in dtype or (Dtype.float64, Dtype.float32)],
                 tokens=tokens,
@@ -195,6 +206,7 @@ def check(
                 against=against,
                 look=probes,
                 keep=replay,
+                train=plan,
                 seed=seed,
                 progress=progress,
             )

@@ -19,6 +19,9 @@ HEADINGS = {
     "forward": "going forward: values",
     "backward": "going back: cotangents",
     "parameter": "gradients of the parameters",
+    "update": "the optimizer's updates, each step alone",
+    "mu": "Adam's first moments, each step alone",
+    "nu": "Adam's second moments, each step alone",
 }
 
 

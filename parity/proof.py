@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parity import judge, replay, witness
+from parity import judge, replay, trained, witness
 from parity.findings import Report
 from parity.sides import Wrong
 from parity.source import Source, open_source
@@ -24,13 +24,15 @@ def check(
     against: str | Source | None = None,
     look: bool = False,
     keep: Path | None = None,
+    train: trained.Plan | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
 
     See `judge.check`; a recorded .npz is compared with its own record too, and transformers
-    takes part in float32 where it has the model. BadInput if the source cannot be read, or if
-    something is at `keep` already.
+    takes part in float32 where it has the model. With `train` both sides are also trained on the
+    same batches, where all the rest holds (trained.py). BadInput if the source cannot be read, or
+    if something is at `keep` already.
     """
     if keep is not None:
         replay.ready(keep, dtypes)
@@ -61,6 +63,20 @@ def check(
         keep=keep,
         progress=progress,
     )
+    if train and report.equal:
+        trained.train(
+            report,
+            source.spec,
+            tensors,
+            train,
+            theirs=theirs,
+            dtypes=dtypes,
+            layout=layout,
+            seed=seed,
+            progress=progress,
+        )
+    elif train:
+        report.notes.append("training was not compared: the models differ before the first step")
     report.notes += [*source.notes, note, *(replay.notes(keep, report) if keep else [])]
     report.environment["source"] = {"name": source.name, "kind": source.kind}
     return report

@@ -162,16 +162,19 @@ def _measured(
 # ---- accumulated -----------------------------------------------------------------------------
 
 
+Gaps = dict[str, dict[str, float]]  # "loss", "parameters", "mu", "nu"; then by name
+
+
 @dataclass
 class Trajectory:
-    """One dict a step (docs/json.md describes them), and what they are held to."""
+    """One dict a step (docs/json.md describes them), what they are held to, and the last gaps."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    ends: Gaps = field(default_factory=dict)
 
 
 Made = tuple[dict[str, float], State]  # the numbers of a step, and the state after it
-Gaps = dict[str, dict[str, float]]  # "loss", "parameters", "mu", "nu"; then by name
 
 
 def gaps(got: Made, want: Made) -> Gaps:
@@ -201,9 +204,11 @@ def trajectory(
     dtype: str = "float64",
     layout: str = "scan",
     build: Build | None = None,
+    theirs: tuple[Model, Tensors] | None = None,
 ) -> Trajectory:
     """Both sides trained on the batches, a step on each; `steps` is the schedule's length.
 
+    `theirs` is what the JAX side starts from, where that is something else of the same shapes.
     In float64 they may drift apart by DRIFT, and rates and clip factors by EXACT. In float32 the
     truth is torch in float64 from the same rounded weights, and the JAX side may be off it by K
     times what torch in float32 is. Torch's error is the largest of several runs that differ in
@@ -218,8 +223,12 @@ def trajectory(
         raise BadInput(f"training is compared in {' or '.join(DTYPES)}, not in {dtype}")
     refuse(config, steps, batches, accumulate)
     start = {n: Tensor.of(np.asarray(t.read()).astype(dtype)) for n, t in tensors.items()}
+    twin = theirs[0] if theirs else spec
+    other = start
+    if theirs:
+        other = {n: Tensor.of(np.asarray(t.read()).astype(dtype)) for n, t in theirs[1].items()}
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        ours = JaxSide(spec, start, config, steps, dtype, layout, build)
+        ours = JaxSide(twin, other, config, steps, dtype, layout, build)
         for torchs, jaxs in [(0, 1)] if dtype == "float64" else DRAWS:
             truth = Draw(TorchSide(spec, start, config, steps, "float64"), spec, 0)
             draws = [
@@ -227,7 +236,7 @@ def trajectory(
                 for seed in range(torchs)
                 for reordered in [Reordering(spec, seed).apply(start)]
             ]
-            mine = [Draw(ours.again(Reordering(spec, seed).apply(start)), spec, seed)
+            mine = [Draw(ours.again(Reordering(twin, seed).apply(other)), twin, seed)
                     for seed in range(jaxs)]  # fmt: skip
             out = _side_by_side(truth, draws, mine, batches, accumulate, dtype)
             if all(check.ok for check in out.checks):
@@ -255,6 +264,7 @@ def _side_by_side(
             key = check.name.split(",")[0]
             if key not in used or _margin(check) > _margin(used[key]):
                 used[key] = check
+        out.ends = found[0]
     out.checks = list(used.values())
     return out
 

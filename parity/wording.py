@@ -58,6 +58,9 @@ DIRECTIONS = {
     "forward": "",
     "backward": " (going back)",
     "parameter": " (its gradient)",
+    "update": " (the update)",
+    "mu": " (the first moment)",
+    "nu": " (the second moment)",
     "given": " (as given)",
 }
 
