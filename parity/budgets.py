@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import Model
-from parity import curves, metrics, probes, sides
+from parity import curves, decoder_settings, metrics, probes, sides
 from parity.findings import Check, Report
 from parity.inputs import Inputs
 from parity.memory import give_back
@@ -91,6 +91,7 @@ def working(
     truth: Outcome,
     dtype: str,
     report: Report,
+    read: decoder_settings.Sides,
     *,
     layout: str,
     wrong: Wrong | None,
@@ -111,7 +112,7 @@ def working(
         give_back()
         progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
-        out = sides.run_torch(spec, order.apply(tensors), given, dtype)
+        out = sides.run_torch(spec, order.apply(tensors), given, dtype, read.torch(dtype))
         return errors(replace(out, grads=order.undo(out.grads)), truth)
 
     def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
@@ -119,6 +120,8 @@ def working(
         order = Reordering(spec, seed)
         remat = "full" if look else "none"  # traces are large enough
         model = sides.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong, remat)
+        if not seed:
+            read.jax(dtype, model)
         if look and not seed:
             subjects.append(decoder(model, layout, given))
             trace = subjects[0].run(None)
@@ -138,8 +141,10 @@ def working(
     if witness:
         progress(f"{dtype}: transformers, the third witness")
         third = witness(given)
+        read.witness(dtype, witness)
         hf = [errors(third, truth)]
         against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
+        del third  # its gradients are as large as the model
 
     def alone() -> Iterator[Check]:
         rows = probes.rows(spec, "unroll", given.ids.shape)
@@ -152,6 +157,8 @@ def working(
             moved = order.trace(seen())
             there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
             own.append(curves.measure(there.run(moved), moved))
+            del there  # with the model that it made, and its gradients
+            give_back()
             if own[1:]:
                 there_too = order.apply(theirs[1])
                 model = sides.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")

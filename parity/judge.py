@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from configs import BadInput, Model
-from parity import budgets, curves, metrics, preflight, replay, sides, table
+from parity import budgets, curves, decoder_settings, metrics, preflight, replay, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
 from parity.memory import give_back
@@ -92,12 +92,18 @@ def check(
         reference = Reference(spec, tensors, given)
         # With a reference of its own, which is let go: it holds the model and its gradients.
         alone = Reference(spec, tensors, given)
-        truth = alone.run() if look else sides.run_torch(spec, tensors, given, "float64")
+        read = decoder_settings.Sides(given, report)
+        if look:
+            read.torch("float64")(alone.model)
+            truth: Outcome = alone.run()
+        else:
+            truth = sides.run_torch(spec, tensors, given, "float64", read.torch("float64"))
         del alone
         give_back()
         if "float64" in dtypes:
             progress("float64: JAX")
             model = sides.jax_model(*theirs, "float64", layout, wrong, "full" if look else "none")
+            read.jax("float64", model)
             if look:
                 report.checks += _looked(report, model, layout, given, truth, progress)
             else:
@@ -120,6 +126,7 @@ def check(
                 truth,
                 dtype,
                 report,
+                read,
                 layout=layout,
                 wrong=wrong,
                 witness=witness if dtype == "float32" else None,
@@ -168,7 +175,8 @@ def _explain(report: Report, reference: Reference, subject: Subject, keep: Path 
     from parity.diagnose import diagnose
 
     found = diagnose(reference, subject)
-    report.preflight, report.suspects = found.preflight, found.suspects
+    report.preflight += found.preflight
+    report.suspects = found.suspects
     report.points, report.heat = found.points, found.heat
     if keep is not None:
         truth = reference.run()  # once more: the diagnosis keeps no traces, they are too large

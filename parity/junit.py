@@ -49,7 +49,7 @@ def flat(data: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _given(report: Report, suite: ET.Element) -> None:
     """Fails with the comparison; a difference that changed nothing is shown as skipped."""
-    case = _case(suite, "preflight", "spec and weights are the same on both sides")
+    case = _case(suite, "preflight", "spec, weights and settings are the same on both sides")
     differences = report.preflight
     if differences:
         lines = [f"{d.what}: torch {d.torch}, JAX {d.jax}. {d.about}".strip() for d in differences]

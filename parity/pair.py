@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import BadInput
-from parity import curves, metrics, ops, preflight
+from parity import curves, metrics, ops, preflight, settings
 from parity.findings import Cause, Check, Point, Report, Suspect
 from parity.probes import Place, Trace, jax_runs, run_torch
 from parity.table import Row
@@ -88,17 +88,25 @@ def compare(
     """
     import jax
 
-    report = Report(environment={"inputs": [list(np.shape(x)) for x in inputs]})
+    report = Report(
+        environment={"inputs": [list(np.shape(x)) for x in inputs], "settings": {}},
+        notes=settings.notes(torch_module),
+    )
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         truth = None
         for dtype in dict.fromkeys(["float64", *dtypes]):
             there = _torch_side(torch_module, probes, inputs, dtype)
-            own = there.run()
+            with settings.Calls() as calls:
+                own = there.run()
             rows, seen = sized(table, own.grads), sized(probes, own.values)
-            here, arrays = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
+            here, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
+            both = {"torch": settings.torch_side(there.model, calls), "jax": read()}
+            report.environment["settings"][dtype] = both
+            if dtype in dtypes:
+                settings.tell(report, settings.differences(both["torch"], both["jax"], dtype))
             if truth is None:
                 truth = own
-                report.preflight = _weights(there.model, rows, arrays)
+                report.preflight += _weights(there.model, rows, arrays)
                 free, forced = here(None, None), here(truth, None)
                 report.checks += _strict(free, truth)
                 ends, alone = curves.measure(free, truth), curves.measure(forced, truth)
@@ -178,10 +186,12 @@ def _jax_side(
     inputs: Sequence[np.ndarray],
     dtype: str,
     jit: bool,
-) -> tuple[Runs, dict[str, Any]]:
+) -> tuple[Runs, dict[str, Any], Callable[[], settings.Snapshot]]:
+    """Its runs, its parameters as they are stored, and what reads its settings."""
     import jax.numpy as jnp
     from flax import nnx
 
+    model = side if isinstance(side, nnx.Module) else None
     if isinstance(side, nnx.Module):
         split: Any = nnx.split(side, nnx.Param, ...)
         graph, state, rest = split
@@ -210,7 +220,10 @@ def _jax_side(
 
         return jax_runs(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
 
-    return run, arrays
+    def read() -> settings.Snapshot:
+        return settings.jax_side(cast.values(), lambda: call(cast, *given), model)
+
+    return run, arrays, read
 
 
 def sized(rows: Sequence[Row], there: Mapping[str, Any]) -> list[Row]:
@@ -268,6 +281,7 @@ def _suspects(
             Cause("weights", d.about, "copy the tensor again", d.what, (), 0.0, False),
         )
         for d in report.preflight
+        if d.what.startswith("weight: ")
     ]
     search = Search(there, truth, forced)
     found = list(search.all())

@@ -25,7 +25,8 @@ TIGHTEST = 3  # of the gradients that hold, how many are shown for each dtype
 
 
 def show(report: Report, console: Console, everything: bool = False) -> None:
-    """The table, the notes and the verdict."""
+    """What was not the same before, the table, the notes and the verdict."""
+    _given(report, console)
     table = Table(title=None, box=None, pad_edge=False)
     for name in ("dtype", "what", "error", "budget", "used", ""):
         right = name in ("error", "budget", "used")
@@ -46,12 +47,15 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     console.print(verdict(report), style=style, markup=False)
 
 
-def _findings(report: Report, console: Console) -> None:
-    """What is known of the differences, and what could not have been seen."""
+def _given(report: Report, console: Console) -> None:
     for difference in report.preflight:
         how = f" ({difference.about})" if difference.about else ""
         text = f"differs: {difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
         console.print(text, style="red", markup=False, highlight=False)
+
+
+def _findings(report: Report, console: Console) -> None:
+    """What is known of the differences, and what could not have been seen."""
     for suspect in report.suspects:
         text = f"suspect: {explanation(suspect)}"
         console.print(text, style="red", markup=False, highlight=False)

@@ -55,11 +55,18 @@ def torch_model(spec: Model, tensors: Tensors, dtype: str) -> Any:
     return model
 
 
-def run_torch(spec: Model, tensors: Tensors, given: Inputs, dtype: str) -> Outcome:
-    """One forward and backward of torchref in the dtype."""
+def run_torch(
+    spec: Model,
+    tensors: Tensors,
+    given: Inputs,
+    dtype: str,
+    built: Callable[[Any], None] = lambda model: None,
+) -> Outcome:
+    """One forward and backward of torchref in the dtype; `built` is shown the model before."""
     import torch
 
     model = torch_model(spec, tensors, dtype)
+    built(model)
     logits = model(
         torch.from_numpy(given.ids),
         positions=torch.from_numpy(given.positions),

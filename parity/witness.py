@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs import BadInput
-from parity import sides
+from parity import settings, sides
 from parity.dialects import HF_LLAMA, to_hf
 from parity.inputs import Inputs
 from parity.sides import Outcome
@@ -15,7 +16,22 @@ from parity.tensors import backward
 if TYPE_CHECKING:
     from parity.source import Source
 
-Witness = Callable[[Inputs], Outcome]
+
+@dataclass
+class Witness:
+    """transformers' own model, made anew for a run; `settings` is what the last one ran with."""
+
+    source: Source
+    make: Callable[[], Any]
+    settings: settings.Snapshot = field(default_factory=dict)
+
+    def __call__(self, given: Inputs) -> Outcome:
+        model = self.make()
+        with settings.Calls() as calls:
+            out = sides.run_hf(model, HF_LLAMA.rows(self.source.spec), given)
+        self.settings = settings.torch_side(model, calls)
+        self.settings["attn_implementation"] = model.config._attn_implementation
+        return out
 
 
 def of(source: Source) -> tuple[Witness | None, str]:
@@ -34,17 +50,13 @@ def of(source: Source) -> tuple[Witness | None, str]:
         folder = source.path.parent if gguf else source.path
         file = source.path.name if gguf else None
         note = f"transformers {transformers.__version__} read the same file itself"
-        return lambda given: _run(_read(folder, file), source, given), note
+        return Witness(source, lambda: _read(folder, file)), note
     try:
         config = to_hf(source.spec)
     except BadInput as error:
         return None, f"no third witness: {error}"
     note = f"transformers {transformers.__version__} was given the weights by our own export"
-    return lambda given: _run(_built(source, config), source, given), note
-
-
-def _run(model: Any, source: Source, given: Inputs) -> Outcome:
-    return sides.run_hf(model, HF_LLAMA.rows(source.spec), given)
+    return Witness(source, lambda: _built(source, config)), note
 
 
 def _read(folder: Any, file: str | None) -> Any:

@@ -21,15 +21,16 @@ def verdict(report: Report) -> str:
     if report.preflight:
         more = f" and {len(report.preflight) - 1} more" if len(report.preflight) > 1 else ""
         given = f"what was given differs ({report.preflight[0].what}{more})"
+    provisional = f"; provisional: {given}" if given else ""
     if not report.checks:
         return f"NOTHING WAS COMPARED: {given}" if given else "NOTHING WAS COMPARED"
     if not bad:
-        return f"EQUAL: all {len(report.checks)} comparisons hold" + (given and f", but {given}")
+        return f"EQUAL: all {len(report.checks)} comparisons hold{provisional}"
     failing = f"{len(bad)} of {len(report.checks)} comparisons fail, first {failure(bad[0])}"
     first = divergence(report)
     if first:
-        return f"NOT EQUAL: first divergence at {first}. {failing}"
-    return f"NOT EQUAL: {failing}" + (given and f"; {given}")
+        return f"NOT EQUAL: first divergence at {first}. {failing}{provisional}"
+    return f"NOT EQUAL: {failing}{provisional}"
 
 
 def failure(check: Check) -> str:

@@ -148,7 +148,7 @@ def test_json_is_as_documented(checked: Report) -> None:
     environment = {
         "python", "machine", "versions", "jax_devices", "jax_matmul_precision",
         "torch_matmul_precision", "torch_threads", "layout", "input_shape", "input_sha256",
-        "stored_dtypes", "parameters", "layers",
+        "stored_dtypes", "parameters", "layers", "settings",
     }  # fmt: skip
     assert set(data["environment"]) == environment
     odd = Report([Check("x", "float32", math.inf, math.nan)]).to_json()["checks"][0]

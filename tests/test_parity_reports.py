@@ -46,7 +46,12 @@ def test_the_verdict_of_what_was_given() -> None:
     assert wording.verdict(report) == "EQUAL: all 2 comparisons hold"
     report.preflight = [reports.preflight()] * 3
     given = "what was given differs (spec: runs.0.blocks.0.attn.rope.base and 2 more)"
-    assert wording.verdict(report) == f"EQUAL: all 2 comparisons hold, but {given}"
+    assert wording.verdict(report) == f"EQUAL: all 2 comparisons hold; provisional: {given}"
+    wrong = reports.failing()
+    wrong.preflight = report.preflight
+    assert wording.verdict(wrong).endswith(f" is allowed; provisional: {given}")
+    wrong.suspects, wrong.points = [], []
+    assert wording.verdict(wrong).endswith(f" is allowed; provisional: {given}")
     report.checks.clear()
     assert wording.verdict(report) == f"NOTHING WAS COMPARED: {given}"
 
@@ -95,6 +100,7 @@ def test_the_console_shows_causes_and_what_could_not_be_seen() -> None:
     assert "differs: spec: runs.0.blocks.0.attn.rope.base: torch 500000.0, JAX 10000.0" in text
     assert "'rope-base' (proven): the JAX side turns the queries with the base 10000" in text
     assert "not shown: [bold] is no markup here" in text
+    assert text.index("differs: ") < text.index("budget") < text.index("suspect: ")
     assert text.index("suspect: ") < text.index("not shown: ") < text.index("NOT EQUAL: ")
 
 
@@ -129,7 +135,7 @@ def test_junit_has_a_case_for_each_check() -> None:
 
 
 def test_junit_of_what_was_given() -> None:
-    key = ("jaxtwin.preflight", "spec and weights are the same on both sides")
+    key = ("jaxtwin.preflight", "spec, weights and settings are the same on both sides")
     report = reports.failing()
     assert list(cases(report)[1][key]) == []
     report.preflight = [reports.preflight()]
