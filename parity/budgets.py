@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import Model
-from parity import curves, decoder_settings, metrics, probes, sides
+from parity import curves, decoder_settings, detailed, metrics, probes, sides, table
 from parity.findings import Check, Report
 from parity.inputs import Inputs
 from parity.memory import give_back
@@ -138,6 +138,9 @@ def working(
     ends: curves.Errors = {}
     torch, (first, logits) = [torch_draw(0)], jax_draw(0)
     jax, hf, against = [first], [], []
+    if (turned := metrics.flips(logits, truth.logits)).count:
+        tokens = f"{turned.count} of {turned.positions} top-1 tokens flip"
+        report.notes.append(f"{dtype}: {tokens}, the largest margin {turned.margin:.2g}")
     if witness:
         progress(f"{dtype}: transformers, the third witness")
         third = witness(given)
@@ -181,7 +184,20 @@ def working(
         torch.append(torch_draw(len(torch)))
     while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
         jax.append(jax_draw(len(jax))[0])
-    return [*checks(), *(alone() if look else ())]
+    out = checks()
+    if not all(c.ok for c in out) and len(report.details) < detailed.MOST:
+        give_back()
+        progress(f"{dtype}: JAX, once more for the details")
+        model = sides.jax_model(*theirs, dtype, layout, wrong)
+        free = sides.run_jax(model.spec, model, given, layout)
+        detailed.add(report, out, dtype, truth, free, None, axes(spec, given))
+    return [*out, *(alone() if look else ())]
+
+
+def axes(spec: Model, given: Inputs) -> detailed.Axes:
+    """The axes of every probe and parameter of a decoder, by torch's names."""
+    seen = probes.rows(spec, "unroll", given.ids.shape)
+    return detailed.axes([*seen, *table.rows(spec, "unroll")])
 
 
 def parts(report: Report, dtype: str) -> Iterator[Check]:

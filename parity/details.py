@@ -105,21 +105,24 @@ class Detail:
     reordered: tuple[str, ...]  # axes along each of which sorting alone brings the two together
     largest: Largest
     logits: Logits | None  # for axes "b t v"
+    alone: bool = False  # of a part fed the reference's own input, and not from end to end
 
 
-def detail(name: str, got: Array, want: Array, axes: str, dtype: str) -> Detail:
+def detail(
+    name: str, got: Array, want: Array, axes: str, dtype: str, alone: bool = False
+) -> Detail:
     """Everything about one tensor. `dtype` is the one that was computed in: its ULP is the unit.
 
-    `axes` are letters of configs.LEGEND, one for each axis and none twice: "b t n h". A merged
-    axis is split first (ops.rearrange). ValueError: shapes that differ or do not fit the axes, and
-    tensors without elements.
+    `axes` are names, one for each axis and none twice: "b t n h" (letters of configs.LEGEND are put
+    into words). A merged axis is split first (ops.rearrange). ValueError: shapes that differ or do
+    not fit the axes, and tensors without elements.
     """
     letters = tuple(axes.split())
     shape = tuple(np.shape(want))
     if np.shape(got) != shape:
         raise ValueError(f"{name}: shapes differ: {np.shape(got)} and {shape}")
-    if len(letters) != len(shape) or len(set(letters)) != len(letters) or set(letters) - set(WORDS):
-        raise ValueError(f"{name}: {axes!r} does not name the axes of {shape}, one letter for each")
+    if len(letters) != len(shape) or len(set(letters)) != len(letters) or "(" in axes:
+        raise ValueError(f"{name}: {axes!r} does not name the axes of {shape}, each once")
     if 0 in shape:
         raise ValueError(f"{name}: shape {shape} has no elements to compare")
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
@@ -154,6 +157,7 @@ def detail(name: str, got: Array, want: Array, axes: str, dtype: str) -> Detail:
         ),
         largest=Largest(most.error, where(most.at), most.got, most.want),
         logits=_logits(got, want) if axes == LOGITS else None,
+        alone=alone,
     )
 
 
@@ -239,7 +243,7 @@ def _added(detail: Detail) -> str:
 def _one_slice(detail: Detail) -> str:
     sizes = dict(zip(detail.axes.split(), detail.shape, strict=True))
     found = [
-        f"{WORDS[letter]} {worst.index}"
+        f"{WORDS.get(letter, letter)} {worst.index}"
         for letter, worst in detail.worst.items()
         if sizes[letter] > 1 and _explained(worst.others, worst.relative_l2, detail.dtype)
     ]

@@ -42,11 +42,26 @@ class Diagnosis:
         return not self.preflight and not self.suspects and self.error <= 1
 
 
-def diagnose(reference: Reference, subject: Subject) -> Diagnosis:
-    """Looks for what is wrong with the subject. Both are in float64."""
-    found = Diagnosis()
+Seen = Callable[[Diagnosis, Trace, Trace, Trace], None]  # the reference, free, and forced by it
+
+
+def diagnose(reference: Reference, subject: Subject, seen: Seen | None = None) -> Diagnosis:
+    """Looks for what is wrong with the subject. Both are in float64.
+
+    `seen` is shown the runs at the end: they are too large to be kept.
+    """
     truth, free = reference.run(), subject.run(None)
     forced = subject.run(truth)
+    found = _found(reference, subject, truth, free, forced)
+    if seen is not None:
+        seen(found, truth, free, forced)
+    return found
+
+
+def _found(
+    reference: Reference, subject: Subject, truth: Trace, free: Trace, forced: Trace
+) -> Diagnosis:
+    found = Diagnosis()
     found.error = found.left = curves.final(free, truth)
     ends, parts = curves.measure(free, truth), curves.measure(forced, truth)
     found.points = curves.points(ends, [parts], truth, "float64")

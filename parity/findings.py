@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parity.details import Detail, reading
+
 SCHEMA = 1  # of `Report.to_json`; raised when a field changes its meaning (docs/json.md)
 
 
@@ -97,6 +99,7 @@ class Report:
     preflight: list[Difference] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     suspects: list[Suspect] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)  # of what failed (detailed.py)
     heat: list[list[float]] = field(default_factory=list)  # layer by position: the error of "out"
     trajectory: list[dict[str, Any]] = field(default_factory=list)
     blind: list[str] = field(default_factory=list)  # what the input could not have shown
@@ -122,6 +125,7 @@ class Report:
             "preflight": [asdict(difference) for difference in self.preflight],
             "points": [{**asdict(point), "ok": point.ok} for point in self.points],
             "suspects": [asdict(suspect) for suspect in self.suspects],
+            "details": [{**asdict(d), "reading": reading(d)} for d in self.details],
             "heat": self.heat,
             "trajectory": self.trajectory,
             "blind": self.blind,

@@ -11,8 +11,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from parity import plots, wording
+from parity.details import Detail, Logits, Where, reading
 from parity.findings import Point, Report
 from parity.junit import flat
+from parity.wording import number
 
 SHOWN = 12  # rows of a table before the rest is folded away
 HEADINGS = {
@@ -44,12 +46,13 @@ def page(report: Report, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": wording.number, "share": wording.share, "used": used}
+    environment.filters |= {"number": number, "share": wording.share, "used": used}
     text = environment.get_template("report.html.j2").render(
         title=title,
         report=report,
         tone=tone(report),
         verdict=wording.verdict(report),
+        details=[tensor(detail) for detail in report.details],
         suspects=[(wording.place(s.part, s.layers), s) for s in report.suspects],
         facts=[(name, shown(value)) for name, value in flat(report.environment)],
         brief=brief(report.environment),
@@ -136,6 +139,43 @@ def steps(report: Report) -> dict[str, Any] | None:
     rows = [[cell(step.get(key, "")) for key in columns] for step in report.trajectory]
     svg = plots.trajectory(report.trajectory, "trajectory")
     return {"svg": svg, "columns": columns, "rows": rows}
+
+
+def tensor(detail: Detail) -> dict[str, Any]:
+    """A row of the table of details, in words."""
+    off, most = detail.nonfinite, detail.largest
+    worst = [
+        f"{axis} {w.index}: {number(w.relative_l2)} (others {number(w.others)})"
+        for axis, w in detail.worst.items()
+    ]
+    odd = [(off.got, "JAX alone"), (off.want, "torch alone"), (off.unlike, "not alike")]
+    return {
+        "name": wording.titled(detail),
+        "says": reading(detail),
+        "error": number(detail.relative_l2),
+        "worst": worst,
+        "fit": f"{detail.scale:.6g} leaves {number(detail.residual)}",
+        "ulp": f"{detail.ulp.max:.3g} at {at(detail.ulp.at)}",
+        "bias": f"{detail.bias.signed:.1f}, outward {detail.bias.outward:.1f}",
+        "finite": ", ".join(f"{n} {where}" for n, where in odd if n) or "agree",
+        "sorted": number(detail.sorted_l2),
+        "largest": f"{number(most.error)} at {at(most.at)}: {most.got:.6g}, not {most.want:.6g}",
+        "logits": prediction(detail.logits) if detail.logits else "",
+    }
+
+
+def prediction(logits: Logits) -> str:
+    """What is off in the prediction: KL and top-1 flips."""
+    kl = f"KL {number(logits.kl)} nats at {at(logits.kl_at)}"
+    flips = f"{logits.flips} of {logits.positions} top-1 tokens flip"
+    if logits.margin_at is None:
+        return f"{kl}; {flips}"
+    return f"{kl}; {flips}, the clearest by {logits.margin:.3g} at {at(logits.margin_at)}"
+
+
+def at(where: Where) -> str:
+    """A coordinate: "b 0, t 3"; a number alone has none."""
+    return ", ".join(f"{axis} {index}" for axis, index in where.items()) or "its only element"
 
 
 def cell(value: Any) -> str:

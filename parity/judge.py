@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 
 from configs import BadInput, Model
-from parity import budgets, curves, decoder_settings, metrics, preflight, replay, sides, table
+from parity import (
+    budgets,
+    curves,
+    decoder_settings,
+    detailed,
+    metrics,
+    preflight,
+    replay,
+    sides,
+    table,
+)
 from parity.findings import Check, Report
 from parity.inputs import Inputs, blind, inputs
 from parity.memory import give_back
@@ -172,15 +182,18 @@ def _looked(
 
 
 def _explain(report: Report, reference: Reference, subject: Subject, keep: Path | None) -> None:
-    from parity.diagnose import diagnose
+    from parity.diagnose import Diagnosis, diagnose
 
-    found = diagnose(reference, subject)
-    report.preflight += found.preflight
-    report.suspects = found.suspects
-    report.points, report.heat = found.points, found.heat
-    if keep is not None:
-        truth = reference.run()  # once more: the diagnosis keeps no traces, they are too large
-        replay.save(keep, subject.spec, subject.weights, reference.given, truth, report)
+    def seen(found: Diagnosis, truth: Trace, free: Trace, forced: Trace) -> None:
+        report.preflight += found.preflight
+        report.suspects = found.suspects
+        report.points, report.heat = found.points, found.heat
+        known = budgets.axes(reference.spec, reference.given)
+        detailed.add(report, report.checks, "float64", truth, free, forced, known)
+        if keep is not None:
+            replay.save(keep, subject.spec, subject.weights, reference.given, truth, report)
+
+    diagnose(reference, subject, seen)
 
 
 def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:

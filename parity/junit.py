@@ -63,7 +63,8 @@ def _given(report: Report, suite: ET.Element) -> None:
 def _why(report: Report, message: str) -> str:
     first = wording.divergence(report)
     lines = [message, f"first divergence at {first}"] if first else [message]
-    return "\n".join([*lines, *(wording.explanation(suspect) for suspect in report.suspects)])
+    lines += [wording.explanation(suspect) for suspect in report.suspects]
+    return "\n".join([*lines, *(f"{name}: {said}" for name, said in wording.readings(report))])
 
 
 def _case(suite: ET.Element, group: str, name: str) -> ET.Element:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import BadInput
-from parity import curves, metrics, ops, preflight, settings
+from parity import curves, detailed, metrics, ops, preflight, replay, settings
 from parity.findings import Cause, Check, Point, Report, Suspect
 from parity.probes import Place, Trace, jax_runs, run_torch
 from parity.table import Row
@@ -100,6 +100,7 @@ def compare(
                 own = there.run()
             rows, seen = sized(table, own.grads), sized(probes, own.values)
             here, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
+            known = detailed.axes([*rows, *seen])
             both = {"torch": settings.torch_side(there.model, calls), "jax": read()}
             report.environment["settings"][dtype] = both
             if dtype in dtypes:
@@ -113,8 +114,11 @@ def compare(
                 report.points += curves.points(ends, [alone], truth, dtype)
                 if not report.equal:
                     report.suspects = _suspects(there, truth, free, forced, report)
+                detailed.add(report, report.checks, dtype, truth, free, forced, known)
             elif dtype in dtypes:
                 report.points += _working(there, here, truth, dtype)
+                if len(report.details) < detailed.MOST and replay.chosen(report, dtype):
+                    detailed.add(report, [], dtype, truth, None, here(truth, None), known)
             report.checks += [
                 Check(f"part alone, {p.direction}: {p.probe}", dtype, p.injected, p.band)
                 for p in report.points

@@ -331,9 +331,9 @@ def label(point: Point) -> str:
     return point.probe + more[point.direction]
 
 
-def chosen(report: Report) -> list[Point]:
-    """The first point over its band in float64, and the first of each suspect."""
-    over = list(_over(report.points))
+def chosen(report: Report, dtype: str = "float64") -> list[Point]:
+    """The first point over its band in that dtype, and the first of each suspect."""
+    over = list(_over(report.points, dtype))
     picked = over[:1]
     for suspect in report.suspects:
         near = [p for p in over if p.layer in (suspect.layers or (None,))]
@@ -342,10 +342,10 @@ def chosen(report: Report) -> list[Point]:
     return list(dict.fromkeys(picked))
 
 
-def _over(points: Sequence[Point]) -> Iterator[Point]:
+def _over(points: Sequence[Point], dtype: str) -> Iterator[Point]:
     """Those over their band, in the order of computation."""
     for direction in curves.BANDS:
-        same = [p for p in points if (p.dtype, p.direction) == ("float64", direction)]
+        same = [p for p in points if (p.dtype, p.direction) == (dtype, direction)]
         yield from (p for p in (same[::-1] if direction == "backward" else same) if not p.ok)
 
 

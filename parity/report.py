@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.findings import Check, Report
-from parity.wording import explanation, number, verdict
+from parity.wording import explanation, number, readings, verdict
 
 
 def printer(columns: int) -> Console:
@@ -59,6 +59,8 @@ def _findings(report: Report, console: Console) -> None:
     for suspect in report.suspects:
         text = f"suspect: {explanation(suspect)}"
         console.print(text, style="red", markup=False, highlight=False)
+    for name, said in readings(report):
+        console.print(f"detail: {name}: {said}", style="red", markup=False, highlight=False)
     for line in report.blind:
         console.print(f"not shown: {line}", style="yellow", markup=False, highlight=False)
 

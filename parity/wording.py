@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from parity.details import Detail, reading
 from parity.findings import Check, Report, Suspect
 
 COMPLAINT = 15  # lines at most
@@ -97,6 +98,18 @@ def explanation(suspect: Suspect) -> str:
         f"{where}{over}: {because(suspect)}: the JAX side {cause.about}{advice} "
         f"(explains {share(cause.explains)} of the error)"
     )
+
+
+def readings(report: Report) -> list[tuple[str, str]]:
+    """What the details clearly say, by tensor."""
+    named = [(titled(detail), reading(detail)) for detail in report.details]
+    return [(name, said) for name, said in named if said]
+
+
+def titled(detail: Detail) -> str:
+    """Its name; a gradient is told from that of the whole run, and a dtype from float64."""
+    alone = ", alone" if detail.alone and detail.name.startswith("grad ") else ""
+    return detail.name + alone + ("" if detail.dtype == "float64" else f" in {detail.dtype}")
 
 
 def share(x: float) -> str:
