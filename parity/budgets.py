@@ -116,6 +116,7 @@ def working(
         return errors(replace(out, grads=order.undo(out.grads)), truth)
 
     def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
+        give_back()
         progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
         remat = "full" if look else "none"  # traces are large enough
@@ -166,7 +167,7 @@ def working(
                 there_too = order.apply(theirs[1])
                 model = sides.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")
                 subjects[0] = decoder(model, layout, given)
-            runs.append(curves.measure(subjects[0].run(moved), moved))
+            runs.append(curves.alone(subjects[0].run, moved))
             found = curves.points(ends, runs, seen(), dtype, own)
             if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
                 break

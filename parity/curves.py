@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -84,9 +84,18 @@ def measure(got: Trace, truth: Trace) -> Errors:
     return {direction: errors(got, truth, direction) for direction in BANDS}
 
 
+def alone(run: Callable[..., Trace], truth: Trace) -> Errors:
+    """Every error of the parts alone: a half at a time, for two traces and a half are too many."""
+    half = run(truth, "forward")
+    forward = {"forward": errors(half, truth, "forward")}
+    del half
+    half = run(truth, "backward")
+    return forward | {at: errors(half, truth, at) for at in BANDS if at != "forward"}
+
+
 def points(
     ends: Errors,
-    alone: Sequence[Errors],
+    forced: Sequence[Errors],
     truth: Trace,
     dtype: str,
     own: Sequence[Errors] = (),
@@ -116,7 +125,7 @@ def points(
                     direction,
                     dtype,
                     ends[direction][name],
-                    float(np.min([draw[direction][name] for draw in alone])),
+                    float(np.min([draw[direction][name] for draw in forced])),
                     noise.get(_kind(name), 0.0),
                     band,
                 )

@@ -176,7 +176,7 @@ def _looked(
     del free  # a trace is as large as the model, and one more would not fit beside it
     give_back()
     progress("float64: JAX, every part alone")
-    alone = curves.measure(subject.run(truth), truth)
+    alone = curves.alone(subject.run, truth)
     report.points += curves.points(ends, [alone], truth, "float64")
     yield from budgets.parts(report, "float64")
 

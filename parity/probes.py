@@ -139,8 +139,9 @@ class Hooks:
         def hook(module: Any, args: Any, out: Any) -> Any:
             if not self._due(name, place):
                 return out
-            # A copy: a part may hand on the very tensor it was given, which has a probe already.
-            return self._see(name, out.clone())
+            # A part may hand on the very tensor it was given, which has a probe already. So this is
+            # another one: on the same memory, unless it is to be overwritten.
+            return self._see(name, out.view_as(out) if self.forced is None else out.clone())
 
         return hook
 
@@ -216,11 +217,13 @@ def jax_runs(
     probes: Sequence[Row],
     *,
     jit: bool = True,
-) -> Callable[[Trace | None], Trace]:
+) -> Callable[..., Trace]:
     """Runs, forced by another's or not, of a JAX function of named parameters, in torch's names.
 
-    `parameters` and `probes` are the tables of the two. Without `jit` each operation runs by
-    itself, which for a tiny model is much the faster: nothing is compiled that runs once.
+    run(forced, half): the trace has everything, or with `half` "forward" the values alone, and with
+    "backward" all but the values, for a trace is larger than the model. `parameters` and `probes`
+    are the tables of the two. Without `jit` each operation runs by itself, which for a tiny model
+    is much the faster: nothing is compiled that runs once.
     """
     import jax
     import jax.numpy as jnp
@@ -236,19 +239,21 @@ def jax_runs(
 
     shapes = jax.eval_shape(lambda p: seen(p, {})[1], dict(params))
 
-    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]]) -> Any:
+    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]], half: str) -> Any:
         def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
             slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
             output, values = seen(params, slots)
             losses = score(output)
-            return losses.mean(), (output, losses, values)
+            return losses.mean(), (output, losses, values if half != "backward" else {})
 
         seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+        if half == "forward":
+            return loss(params, seeds), ({}, {})
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
 
-    compiled = jax.jit(step) if jit else step
+    compiled = jax.jit(step, static_argnums=2) if jit else step
 
-    def run(forced: Trace | None = None) -> Trace:
+    def run(forced: Trace | None = None, half: str = "") -> Trace:
         given: dict[str, Any] = {}
         if forced is not None:
             values = forward(probes, _tensors(forced.values), "the reference's probes")
@@ -258,13 +263,14 @@ def jax_runs(
                 for path, x in shapes.items()
                 if path in values
             }
-        (_, (output, losses, inside)), (grads, cotangents) = compiled(dict(params), given)
+        (_, (output, losses, inside)), (grads, cotangents) = compiled(dict(params), given, half)
+        no: dict[str, np.ndarray] = {}
         return Trace(
             np.asarray(output),
             np.asarray(losses),
-            _named(parameters, grads, "the gradients"),
-            _named(probes, inside, "the JAX side's probes"),
-            _named(probes, cotangents, "the JAX side's cotangents"),
+            no if half == "forward" else _named(parameters, grads, "the gradients"),
+            no if half == "backward" else _named(probes, inside, "the JAX side's probes"),
+            no if half == "forward" else _named(probes, cotangents, "the JAX side's cotangents"),
         )
 
     return run

@@ -71,9 +71,14 @@ class Subject:
     """The JAX side: a spec, its weights in torch's names and layout, and a run seen from inside."""
 
     spec: Model
-    weights: Mapping[str, np.ndarray]
-    run: Callable[[Trace | None], Trace]
+    tensors: Tensors
+    run: Callable[..., Trace]  # of probes.jax_runs
     decode: Callable[[np.ndarray, int], np.ndarray] | None = None  # as sides.decode_jax
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights, read: only a failure asks for them, and they are as large as the model."""
+        return {name: tensor.read() for name, tensor in self.tensors.items()}
 
 
 def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> Subject:
@@ -106,7 +111,7 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
         with nullcontext() if jit else jax.disable_jit():
             return sides.decode_jax(model, ids, prefill)
 
-    return Subject(spec, {name: tensor.read() for name, tensor in named.items()}, run, decode)
+    return Subject(spec, named, run, decode)
 
 
 def wrong_model(

@@ -41,6 +41,16 @@ def sides() -> tuple[Reference, Any]:
     return Reference(SPEC, tensors, given), wrong_decoder(SPEC, tensors, given, None)
 
 
+def test_a_half_at_a_time_is_the_whole(sides: tuple[Reference, Any]) -> None:
+    """What saves memory in a large model changes no error, and each half has only its own."""
+    reference, subject = sides
+    truth = reference.run()
+    assert curves.alone(subject.run, truth) == curves.measure(subject.run(truth), truth)
+    forward, backward = (subject.run(truth, half) for half in ("forward", "backward"))
+    assert (forward.grads, forward.cotangents, backward.values) == ({}, {}, {})
+    assert forward.values.keys() == truth.values.keys() == backward.cotangents.keys()
+
+
 # ---- probes -------------------------------------------------------------------------------------
 
 
