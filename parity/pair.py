@@ -83,8 +83,7 @@ def compare(
     `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
     what they are given). The sizes of single letters are read off the tensors.
     Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). Without `jit`
-    nothing is compiled, which for a tiny model is faster. BadInput where
-    the table or the probes do not fit the two sides.
+    nothing is compiled, which for a tiny model is faster. BadInput where table or probes do not fit.
     """
     import jax
 
@@ -101,10 +100,10 @@ def compare(
             rows, seen = sized(table, own.grads), sized(probes, own.values)
             here, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
             known = detailed.axes([*rows, *seen])
-            both = {"torch": settings.torch_side(there.model, calls), "jax": read()}
-            report.environment["settings"][dtype] = both
+            own_settings, jaxs = settings.torch_side(there.model, calls), read()
+            report.environment["settings"][dtype] = {"torch": own_settings, "jax": jaxs}
             if dtype in dtypes:
-                settings.tell(report, settings.differences(both["torch"], both["jax"], dtype))
+                settings.tell(report, settings.differences(own_settings, jaxs, dtype))
             if truth is None:
                 truth = own
                 report.preflight += _weights(there.model, rows, arrays)
