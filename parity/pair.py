@@ -83,7 +83,7 @@ def compare(
     `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
     what they are given). The sizes of single letters are read off the tensors.
     Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). Without `jit`
-    nothing is compiled, which for a tiny model is faster. BadInput where table or probes do not fit.
+    nothing is compiled, which for a tiny model is faster. BadInput where a table does not fit.
     """
     import jax
 

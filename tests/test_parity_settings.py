@@ -309,12 +309,16 @@ def test_masks_positions_and_scalars(layout: str, remat: str) -> None:
     assert of_fault(Wrong(), layout, remat) == []
     (mask,) = of_fault(FAULTS["not-causal"].wrong, layout, remat)
     assert (Attention.__call__, Rotary.__call__) == before
-    assert (mask.what, mask.torch) == ("setting: attention mask", "3024 pairs seen")
-    assert mask.jax == "8192 pairs seen"
-    assert mask.about.startswith("5168 of 8192 pairs differ, the first at sequence 0, token 0, key")
+    segments = inputs(TINY, 64, 0).segments
+    pairs = np.tril(segments[:, :, None] == segments[:, None, :])
+    seen, every = int(pairs.sum()), pairs.size
+    assert (mask.what, mask.torch) == ("setting: attention mask", f"{seen} pairs seen")
+    assert mask.jax == f"{every} pairs seen"
+    first = "the first at sequence 0, token 0, key token 1"
+    assert mask.about == f"{every - seen} of {every} pairs differ, {first}"
     (positions,) = of_fault(FAULTS["position-from-one"].wrong, layout, remat)
     assert positions.what == "setting: rotary positions"
-    assert positions.about.startswith("128 of 128 positions differ")
+    assert positions.about.startswith(f"{segments.size} of {segments.size} positions differ")
     (eps, _) = of_fault(FAULTS["norm-eps"].wrong, layout, remat)
     assert (eps.what, eps.torch) == ("setting: layers.{0..2}.pre_attn.eps", "1e-06")
     (base,) = of_fault(FAULTS["rope-base"].wrong, layout, remat)
