@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -94,6 +95,7 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Says on standard error what is being done: a spinner on a terminal, plain lines elsewhere."""
     from rich.console import Console
 
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers would break into these lines
     console = Console(stderr=True)
     if quiet:
         yield lambda step: None

@@ -103,7 +103,8 @@ def working(
     """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
 
     While something is over and `redraw` is allowed (float64 has shown that the function is the
-    same), roundings are drawn anew: torch first, whose largest error sets the budget, then JAX.
+    same, or was not asked), roundings are drawn anew: torch first, whose largest error sets the
+    budget, then JAX.
     """
     spec, tensors, given = reference.spec, reference.tensors, reference.given
     noise = rounding(truth, dtype)

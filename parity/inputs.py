@@ -13,7 +13,7 @@ from configs import Model
 
 @dataclass(frozen=True)
 class Inputs:
-    """Two rows (b t): one plain text, one left-padded with two packed documents behind the padding.
+    """Two rows (b t): one plain text, one of two packed documents with padding before and after.
 
     `counted` (b t-1) marks the positions whose next token is a target: same document, no padding.
     """
@@ -49,16 +49,17 @@ def inputs(
     if encode is not None:
         said = np.array(encode(TEXT.read_text("utf-8")))
         ids[0] = np.resize(said, t)
-        ids[1, : t - t // 16] = np.resize(said[len(said) // 2 :], t)[: t - t // 16]
-    ids[1, -2:] = (spec.vocab - 1, 0)
+        ids[1, : t - t // 8] = np.resize(said[len(said) // 2 :], t)[: t - t // 8]
     pad, cut = t // 16, t // 2
-    segments = np.ones((2, t), np.int64)
-    segments[1, :pad] = 0
-    segments[1, cut:] = 2
+    end = t - pad
+    ids[1, end - 2 : end] = (spec.vocab - 1, 0)
+    segments = np.zeros((2, t), np.int64)
+    segments[0] = segments[1, pad:cut] = 1
+    segments[1, cut:end] = 2
     positions = np.tile(np.arange(t), (2, 1))
-    positions[1, :pad] = 0
+    positions[1] = 0
     positions[1, pad:cut] = np.arange(cut - pad)
-    positions[1, cut:] = np.arange(t - cut)
+    positions[1, cut:end] = np.arange(end - cut)
     return Inputs(ids, positions, segments)
 
 

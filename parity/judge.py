@@ -140,7 +140,7 @@ def check(
                 layout=layout,
                 wrong=wrong,
                 witness=witness if dtype == "float32" else None,
-                redraw="float64" in dtypes and report.equal,
+                redraw=report.equal,
                 look=look,
                 progress=progress,
             )

@@ -21,6 +21,11 @@ import jaxmodel
 import torchref
 from configs import GQA, RMS, Block, Glu, Model, Rope, Run
 from jaxmodel import axes
+from parity import judge
+from parity.diagnose import diagnose
+from parity.inputs import inputs
+from parity.killtable import weights
+from parity.subject import Reference, wrong_decoder
 from tests import kit
 
 NORM = RMS(eps=1e-6)
@@ -175,6 +180,30 @@ def test_changed_in_torchref_alone(
     model.load_state_dict(there.state_dict())
     with torch.no_grad():
         assert kit.apart(model(torch.from_numpy(IDS)).numpy(), expected) > 1e-7
+
+
+@pytest.mark.parametrize(("cls", "field", "value", "where"), CASES)
+def test_the_diagnosis_fails_and_names_the_field(
+    cls: type, field: str, value: Any, where: str
+) -> None:
+    """Changed on the JAX side alone: not equal, and the field stands in what was given."""
+    spec = with_change(BASE, cls, field, value)
+    tensors, given = weights(BASE, 3), inputs(BASE, 9, 3)
+    if where == "shapes":
+        with jax.enable_x64(True):
+            report = judge.check(BASE, tensors, tokens=9, against=(spec, weights(spec, 3)))
+        assert not report.equal
+        preflight = report.preflight
+    else:
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            subject = wrong_decoder(spec, tensors, given, None)
+            found = diagnose(Reference(BASE, tensors, given), subject)
+        assert not found.equal
+        assert found.error > 1
+        assert found.suspects
+        preflight = found.preflight
+    named = {difference.what for difference in preflight}
+    assert any(f".{field}" in f".{what.removeprefix('spec: ')}" for what in named), named
 
 
 def test_max_len() -> None:

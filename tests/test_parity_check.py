@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from configs import PRESETS, BadInput
 from parity import bridge, budgets, judge, metrics, report
+from parity.faults import FAULTS
 from parity.findings import Check, Report
 from parity.inputs import inputs
 from parity.sides import Outcome
@@ -115,17 +117,44 @@ def test_inputs_reach_far_and_wide() -> None:
     assert given.ids.shape == (2, TINY.max_len)
     assert given.ids.min() == 0
     assert given.ids.max() == TINY.vocab - 1
-    assert set(given.segments[1]) == {0, 1, 2}
     starts = np.flatnonzero(np.diff(given.segments[1])) + 1
-    assert given.positions[1, starts].tolist() == [0, 0]
+    # Padding, two documents, padding.
+    assert given.segments[1, [0, *starts]].tolist() == [0, 1, 2, 0]
+    assert given.positions[1, starts].tolist() == [0, 0, 0]
+    assert given.ids[1, starts[2] - 2 : starts[2]].tolist() == [TINY.vocab - 1, 0]  # rare, and seen
     assert not given.counted[1, starts - 1].any()  # no document's last token predicts the next one
     assert not given.counted[1, : starts[0]].any()  # nor is padding a target
+    assert not given.counted[1, starts[2] :].any()
     assert given.counted[0].all()
 
 
 def test_unknown_dtype_is_named() -> None:
     with pytest.raises(BadInput, match="float63"):
         judge.check(TINY, {}, dtypes=["float63"])
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "wrong", "redraw"),
+    [
+        (["float32"], None, True),
+        (["float64", "float32"], None, True),
+        (["float64", "float32"], FAULTS["rope-base"].wrong, False),
+    ],
+)
+def test_roundings_are_drawn_anew_unless_float64_fails(
+    dtypes: list[str], wrong: Any, redraw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check in float32 alone once failed for one unlucky draw."""
+    asked: list[bool] = []
+
+    def working(*args: Any, **how: Any) -> list[Check]:
+        asked.append(how["redraw"])
+        return []
+
+    monkeypatch.setattr(budgets, "working", working)
+    weights = bridge.from_state(torch_model(TINY).state_dict())
+    judge.check(TINY, weights, dtypes=dtypes, tokens=8, wrong=wrong, explain=False, layout="unroll")
+    assert asked == [redraw]
 
 
 @pytest.fixture(scope="module")
