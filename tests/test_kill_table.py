@@ -26,7 +26,9 @@ def test_everything_is_caught_and_nearly_everything_named() -> None:
     assert len(faults) >= 120
     assert kinds == {"optimizer": 38, "sharding": 11}
     assert [f["name"] for f in faults if not f["caught"]] == []
-    assert sum(f["named"] for f in faults) >= 0.9 * len(faults)
+    # One that the catalogue does not have, on purpose: nothing else may be named in its place.
+    assert [f["name"] for f in faults if not f["named"]] == ["optimizer/nesterov"]
+    assert [f["cause"] for f in faults if not f["named"]] == [""]
     assert (table["false_alarms"], table["controls"]) == (0, 200), table["alarms"]
     assert (pairs["tried"], pairs["named"] >= 40) == (50, True), pairs["missed"]
 

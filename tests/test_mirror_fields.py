@@ -182,6 +182,7 @@ def test_changed_in_torchref_alone(
         assert kit.apart(model(torch.from_numpy(IDS)).numpy(), expected) > 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "field", "value", "where"), CASES)
 def test_the_diagnosis_fails_and_names_the_field(
     cls: type, field: str, value: Any, where: str
