@@ -2,11 +2,12 @@
 
 from configs.errors import BadInput, nearest
 from configs.presets import PRESETS, preset
-from configs.spec import GQA, LEGEND, RMS, Block, Glu, Model, Rope, Run
+from configs.spec import GQA, LEGEND, LN, RMS, Block, Glu, Model, Rope, Run
 
 __all__ = [
     "GQA",
     "LEGEND",
+    "LN",
     "PRESETS",
     "RMS",
     "BadInput",

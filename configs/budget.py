@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.spec import GQA, RMS, Glu, Model
+from configs.spec import GQA, LN, RMS, Glu, Model
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ def ffn(f: Glu, d: int) -> int:
     return 3 * d * f.hidden
 
 
-def norm(n: RMS | None, d: int) -> int:
-    """One scale of d, or nothing where the norm is absent."""
-    return 0 if n is None else d
+def norm(n: RMS | LN | None, d: int) -> int:
+    """A scale of d, a bias of d where there is one, or nothing where the norm is absent."""
+    if n is None:
+        return 0
+    return 2 * d if isinstance(n, LN) and n.bias else d
 
 
 def parameters(m: Model) -> Count:

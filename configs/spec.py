@@ -49,10 +49,28 @@ def spec(cls: type[T]) -> type[T]:
 
 @spec
 class RMS:
-    """Root-mean-square norm with a learned scale (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """Root-mean-square norm with a learned scale (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+    `offset`: the scale is 1 + w and w starts at 0, as in Gemma. `cast` says where a half-width
+    result is rounded: "before" it is scaled, as in Llama, or "after", as in Gemma.
+    """
 
     kind: Literal["rms"] = "rms"
     eps: Small
+    offset: bool = False
+    cast: Literal["before", "after"] = "before"
+
+
+@spec
+class LN:
+    """Layer norm with a learned scale and bias (Ba et al. 2016, arXiv 1607.06450)."""
+
+    kind: Literal["layer"] = "layer"
+    eps: Small
+    bias: bool = True
+
+
+Norm = Annotated[RMS | LN, Field(discriminator="kind")] | None
 
 
 @spec
@@ -104,12 +122,12 @@ class Glu:
 class Block:
     """One layer: x + post_attn(attn(pre_attn(x))), then the same with ffn. A norm may be absent."""
 
-    pre_attn: RMS | None
+    pre_attn: Norm
     attn: GQA
-    post_attn: RMS | None = None
-    pre_ffn: RMS | None
+    post_attn: Norm = None
+    pre_ffn: Norm
     ffn: Glu
-    post_ffn: RMS | None = None
+    post_ffn: Norm = None
 
 
 @spec
@@ -134,7 +152,7 @@ class Model:
     vocab: Size
     max_len: Size
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
-    norm: RMS | None
+    norm: Norm
     tied: bool
     init_std: Above0 = 0.02
 
@@ -144,7 +162,7 @@ class Model:
         return tuple(block for run in self.runs for block in run.blocks * run.times)
 
 
-PARTS = (RMS, Rope, GQA, Glu)  # what a room's dict of builders is keyed by
+PARTS = (RMS, LN, Rope, GQA, Glu)  # what a room's dict of builders is keyed by
 
 _MODEL: pydantic.TypeAdapter[Model] = pydantic.TypeAdapter(Model)
 

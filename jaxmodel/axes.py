@@ -49,9 +49,10 @@ class Maker:
         values = draw(self.within(name).key, shape, std or self.std, self.dtype)
         return nnx.Param(values, letters=letters)
 
-    def ones(self, letters: str) -> nnx.Param:
+    def full(self, letters: str, value: float) -> nnx.Param:
+        """The same value everywhere: a scale's 1, a bias's 0."""
         shape = tuple(self.sizes[a] for a in letters.split())
-        return nnx.Param(jnp.ones(shape, self.dtype), letters=letters)
+        return nnx.Param(jnp.full(shape, value, self.dtype), letters=letters)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

@@ -7,29 +7,55 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.spec import RMS
+from configs.spec import LN, RMS
 from jaxmodel.axes import Maker, used
+from jaxmodel.bias import BIASES
+
+FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
+SCALES = {False: lambda w: w, True: lambda w: 1 + w}
+CASTS = {"before": lambda narrow, wide: narrow, "after": lambda narrow, wide: wide}
 
 
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale (arXiv 1910.07467).
 
-    For float16 and bfloat16 the square, mean and rsqrt run in float32; the result is cast back
-    *before* the scale multiplies it, as Llama does. Scaling first gives other bits.
+    For float16 and bfloat16 the square, mean and rsqrt run in float32. With cast "before" the
+    result is cast back before the scale multiplies it, as Llama does; "after" the scale too is
+    applied in float32, as Gemma does. The one gives other bits than the other.
     """
 
     def __init__(self, spec: RMS, make: Maker):
         self.eps = spec.eps
-        self.weight = make.ones("d")
+        self.weight = make.full("d", FIRST[spec.offset])
+        self.scale = SCALES[spec.offset]
+        self.cast = CASTS[spec.cast]
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        kept = self.cast(x.dtype, wide.dtype)
         mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(x.dtype)
+        unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(kept)
+        scale = self.scale(used(self.weight).astype(kept))
         # The product is taken wide and cast: the same bits forward, but the scale's gradient is
         # then summed over all tokens in float32. XLA would sum it in bfloat16, three times as far
         # off as torch.
-        return (unit.astype(wide.dtype) * used(self.weight).astype(x.dtype)).astype(x.dtype)
+        return (unit.astype(wide.dtype) * scale).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / std * scale + bias (arXiv 1607.06450), in float32 at least, cast at the end."""
+
+    def __init__(self, spec: LN, make: Maker):
+        self.eps = spec.eps
+        self.weight = make.full("d", 1.0)
+        self.bias = BIASES[spec.bias](make, "d")
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        unit = centred * jax.lax.rsqrt(variance + self.eps)
+        return self.bias(unit * used(self.weight).astype(wide.dtype)).astype(x.dtype)
 
 
 class NoNorm(nnx.Module):
@@ -42,4 +68,4 @@ class NoNorm(nnx.Module):
         return x
 
 
-NORMS = {RMS: RMSNorm, type(None): NoNorm}
+NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): NoNorm}

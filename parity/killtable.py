@@ -17,7 +17,7 @@ import numpy as np
 from configs import BadInput, Model
 from configs.errors import nearest
 from configs.llama import llama
-from configs.spec import GQA, RMS, Block, Glu, Rope, Run
+from configs.spec import GQA, LN, RMS, Block, Glu, Norm, Rope, Run
 from parity import table
 from parity.faults import FAULTS
 from parity.faults.base import NoPlace
@@ -61,7 +61,10 @@ def shapes() -> dict[str, Model]:
     ffn = Glu(hidden=24, act="gelu_tanh")
     block = Block(pre_attn=norm, attn=attn, post_attn=norm, pre_ffn=norm, ffn=ffn, post_ffn=norm)
     sandwich = replace(base, runs=(Run(blocks=(block,), times=2),), tied=False)
-    return {"pre-norm": base, "sandwich": sandwich}
+    layer = LN(eps=1e-3)
+    block = replace(base.layers[0], pre_attn=layer, pre_ffn=RMS(eps=1e-3, offset=True))
+    mixed = replace(base, runs=(Run(blocks=(block,), times=2),), norm=layer)
+    return {"pre-norm": base, "sandwich": sandwich, "LayerNorm": mixed}
 
 
 def weights(spec: Model, seed: int) -> dict[str, Tensor]:
@@ -151,8 +154,10 @@ def arbitrary(seed: int) -> Model:
     def one_of(*values: Any) -> Any:
         return values[rng.integers(len(values))]
 
-    def norm() -> RMS | None:
-        return one_of(None, RMS(eps=one_of(0.0, 1e-6, 1e-5)), RMS(eps=1e-6), RMS(eps=1e-5))
+    def norm() -> Norm:
+        rms = RMS(eps=one_of(0.0, 1e-6, 1e-5), offset=one_of(False, True))
+        # A layer's few values may be nearly alike: no eps near zero.
+        return one_of(None, rms, rms, LN(eps=1e-3, bias=one_of(False, True)))
 
     def block() -> Block:
         rope = Rope(base=one_of(100.0, 1e4, 5e5), pairs=one_of("adjacent", "half"))

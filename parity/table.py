@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from configs.spec import GQA, RMS, Block, Glu, Model, Rope
+from configs.spec import GQA, LN, RMS, Block, Glu, Model, Rope
 from parity import ops
 
 
@@ -73,8 +73,15 @@ class Move:
         return ops.shape(ops.sides(self.pattern)[0], self.sizes)
 
 
-def norm(spec: RMS) -> list[Row]:
-    return [Row("weight", "weight", "d -> d")]
+SCALE, BIAS = (Row(name, name.replace("/", "."), "d -> d") for name in ("weight", "bias/weight"))
+
+
+def rms(spec: RMS) -> list[Row]:
+    return [SCALE]
+
+
+def layer_norm(spec: LN) -> list[Row]:
+    return [SCALE, BIAS] if spec.bias else [SCALE]
 
 
 def attention(spec: GQA) -> list[Row]:
@@ -102,7 +109,8 @@ def nothing(spec: object) -> list[Row]:
 
 
 ROWS: dict[type, Callable[[Any], list[Row]]] = {
-    RMS: norm,
+    RMS: rms,
+    LN: layer_norm,
     GQA: attention,
     Glu: glu,
     Rope: nothing,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from flax import nnx
 
-from configs import GQA, RMS, Glu, Rope
+from configs import GQA, Glu, Rope
 from configs.llama import llama
+from configs.spec import Norm
 from jaxmodel import attention as jax_attention
 from jaxmodel import axes, cache
 from jaxmodel import ffn as jax_ffn
@@ -44,7 +46,7 @@ class TorchSide:
         part.load_state_dict(state, assign=True)
         return bridge.to_numpy(part(*map(bridge.to_torch, args)))
 
-    def norm(self, spec: RMS | None, weights: Weights, x: np.ndarray) -> np.ndarray:
+    def norm(self, spec: Norm, weights: Weights, x: np.ndarray) -> np.ndarray:
         return self._run(torch_norm.NORMS, spec, x.shape[-1], weights, x)
 
     def ffn(self, spec: Glu, weights: Weights, x: np.ndarray) -> np.ndarray:
@@ -80,10 +82,10 @@ class JaxSide:
         rows = [replace(row, sizes={"d": d, **row.sizes}) for row in table.ROWS[type(spec)](spec)]
         there = {k: tensors.Tensor.of(v) for k, v in weights.items()}
         for path, tensor in tensors.forward(rows, there, "the test's weights").items():
-            getattr(part, path).set_value(jnp.asarray(tensor.read()))
+            attrgetter(path.replace("/", "."))(part).set_value(jnp.asarray(tensor.read()))
         return part
 
-    def norm(self, spec: RMS | None, weights: Weights, x: np.ndarray) -> np.ndarray:
+    def norm(self, spec: Norm, weights: Weights, x: np.ndarray) -> np.ndarray:
         with jax.enable_x64(True):
             part = self._part(jax_norm.NORMS, spec, x.shape[-1], weights)
             return np.asarray(nnx.jit(lambda part, x: part(x))(part, jnp.asarray(x)))

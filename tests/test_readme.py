@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import GQA, PRESETS, RMS, Glu, Model, Run
+from configs import GQA, LN, PRESETS, RMS, Glu, Model, Run
 from configs.llama import llama
 from parity import bridge, judge
 from tests.kit import torch_model
@@ -128,9 +128,12 @@ SANDWICH = block(
     ffn=Glu(hidden=20, act="gelu_tanh"),
     post_ffn=RMS1,
 )
+NORMS = block(pre_attn=LN(eps=1e-5), pre_ffn=RMS(eps=1e-5, offset=True, cast="after"))
 OUTPUT_ONLY = block(pre_attn=None, pre_ffn=None, post_attn=RMS1, post_ffn=RMS1)
 EXAMPLES: dict[tuple[str, str], Model] = {
+    ("norm kind", "LayerNorm"): NORMS,
     ("norm kind", "RMSNorm"): LLAMA,
+    ("norm kind", "RMSNorm with unit offset"): NORMS,
     ("norm placement", "pre"): LLAMA,
     ("norm placement", "sandwich"): SANDWICH,
     ("norm placement", "output-only"): OUTPUT_ONLY,

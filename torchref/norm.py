@@ -7,25 +7,52 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from configs import spec as specs
-from configs.spec import RMS
+from configs.spec import LN, RMS
+from torchref.bias import BIASES
+
+FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
+SCALES = {False: lambda w: w, True: lambda w: 1 + w}
+CASTS = {"before": lambda narrow, wide: narrow, "after": lambda narrow, wide: wide}
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * scale (arXiv 1910.07467).
 
-    For float16 and bfloat16 the square, mean and rsqrt run in float32; the result is cast back
-    *before* the scale multiplies it, as Llama does. Scaling first gives other bits.
+    For float16 and bfloat16 the square, mean and rsqrt run in float32. With cast "before" the
+    result is cast back before the scale multiplies it, as Llama does; "after" the scale too is
+    applied in float32, as Gemma does. The one gives other bits than the other.
     """
 
     def __init__(self, spec: RMS, model: specs.Model):
         super().__init__()
         self.eps = spec.eps
-        self.weight = nn.Parameter(torch.ones(model.d))
+        self.weight = nn.Parameter(torch.full((model.d,), FIRST[spec.offset]))
+        self.scale = SCALES[spec.offset]
+        self.cast = CASTS[spec.cast]
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        kept = self.cast(x.dtype, wide.dtype)
         mean = wide.square().mean(dim=-1, keepdim=True)
-        return (wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
+        unit = (wide * torch.rsqrt(mean + self.eps)).to(kept)
+        return (unit * self.scale(self.weight.to(kept))).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * scale + bias (arXiv 1607.06450), in float32 at least, cast at the end."""
+
+    def __init__(self, spec: LN, model: specs.Model):
+        super().__init__()
+        self.eps = spec.eps
+        self.weight = nn.Parameter(torch.ones(model.d))
+        self.bias = BIASES[spec.bias](model.d)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        centred = wide - wide.mean(dim=-1, keepdim=True)
+        variance = centred.square().mean(dim=-1, keepdim=True)
+        unit = centred * torch.rsqrt(variance + self.eps)
+        return self.bias(unit * self.weight.to(wide.dtype)).to(x.dtype)
 
 
 class NoNorm(nn.Module):
@@ -38,4 +65,4 @@ class NoNorm(nn.Module):
         return x
 
 
-NORMS = {RMS: RMSNorm, type(None): NoNorm}
+NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): NoNorm}

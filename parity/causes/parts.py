@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from parity.causes.base import ANY, add, calling, setting
 from torchref.ffn import ACTIVATIONS
 
+BOTH = ("RMSNorm", "LayerNorm")
 NORM_SLOTS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn", "norm")
 
 # ---- norms --------------------------------------------------------------------------------------
@@ -21,7 +22,24 @@ def _unit(m: Any, x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def _norm(name: str, about: str, advice: str, call: Any, **how: Any) -> None:
+def _centred(m: Any, x: Tensor, eps: float) -> Tensor:
+    return _unit(m, x - x.mean(-1, keepdim=True), eps)
+
+
+def _right(m: Any, x: Tensor, eps: float) -> Tensor:
+    """The norm as it is, but for the eps."""
+    if type(m).__name__ == "LayerNorm":
+        return m.bias(_centred(m, x, eps) * m.weight)
+    return _unit(m, x, eps) * m.scale(m.weight)
+
+
+def _offset(m: Any) -> bool:
+    return type(m).__name__ == "RMSNorm" and m.scale(0) == 1
+
+
+def _norm(
+    name: str, about: str, advice: str, call: Any, of: tuple[str, ...] = ("RMSNorm",), **how: Any
+) -> None:
     values = how.pop("values", lambda m: (None,))
     add(
         name,
@@ -30,7 +48,7 @@ def _norm(name: str, about: str, advice: str, call: Any, **how: Any) -> None:
         NORM_SLOTS,
         "{part}",
         calling(lambda f, m, v, x: call(m, v, x)),
-        values=lambda m: values(m) if type(m).__name__ == "RMSNorm" else (),
+        values=lambda m: values(m) if type(m).__name__ in of else (),
         **how,
     )
 
@@ -39,13 +57,47 @@ _norm(
     "layer-norm",
     "subtracts the mean (LayerNorm where RMSNorm belongs)",
     "use RMSNorm: no mean is subtracted",
-    lambda m, v, x: _unit(m, x - x.mean(-1, keepdim=True), m.eps) * m.weight,
+    lambda m, v, x: _unit(m, x - x.mean(-1, keepdim=True), m.eps) * m.scale(m.weight),
 )
 _norm(
     "norm-plus-one",
     "scales by 1 + w where w is stored",
     "scale by the stored weight (the unit offset is Gemma's)",
     lambda m, v, x: _unit(m, x, m.eps) * (1 + m.weight),
+    values=lambda m: () if _offset(m) else (None,),
+)
+_norm(
+    "norm-offset-missing",
+    "scales by w where 1 + w belongs",
+    "add 1 to the stored weight (Gemma stores the scale so)",
+    lambda m, v, x: _unit(m, x, m.eps) * m.weight,
+    values=lambda m: (None,) if _offset(m) else (),
+)
+_norm(
+    "mean-kept",
+    "does not subtract the mean (RMSNorm where LayerNorm belongs)",
+    "subtract the mean over the width before the variance is taken",
+    lambda m, v, x: m.bias(_unit(m, x, m.eps) * m.weight),
+    of=("LayerNorm",),
+)
+_norm(
+    "norm-bias-missing",
+    "leaves the norm's bias out",
+    "add the stored bias after the scale",
+    lambda m, v, x: _centred(m, x, m.eps) * m.weight,
+    of=("LayerNorm",),
+    values=lambda m: (None,) if type(m.bias).__name__ == "Bias" else (),
+)
+_norm(
+    "variance-unbiased",
+    "divides the variance by d - 1",
+    "take the mean of the squares: divide by d",
+    lambda m, v, x: m.bias(
+        (x - x.mean(-1, keepdim=True))
+        * torch.rsqrt(x.var(-1, keepdim=True, unbiased=True) + m.eps)
+        * m.weight
+    ),
+    of=("LayerNorm",),
 )
 _norm(
     "norm-scale-missing",
@@ -58,31 +110,34 @@ _norm(
     "leaves the norm out",
     "apply the norm here",
     lambda m, v, x: x,
+    of=BOTH,
 )
 _norm(
     "norm-eps-outside",
     "adds eps to the root and not under it",
     "x * rsqrt(mean(x^2) + eps)",
-    lambda m, v, x: x / (x.square().mean(-1, keepdim=True).sqrt() + m.eps) * m.weight,
+    lambda m, v, x: x / (x.square().mean(-1, keepdim=True).sqrt() + m.eps) * m.scale(m.weight),
 )
 _norm(
     "norm-sum",
     "divides by the root of the sum of squares and not of their mean",
     "take the mean over the width",
-    lambda m, v, x: x * torch.rsqrt(x.square().sum(-1, keepdim=True) + m.eps) * m.weight,
+    lambda m, v, x: x * torch.rsqrt(x.square().sum(-1, keepdim=True) + m.eps) * m.scale(m.weight),
 )
 _norm(
     "norm-float32",
     "computes the norm in float32",
     "keep float64 where the input is",
-    lambda m, v, x: (_unit(m, x.float(), m.eps) * m.weight.float()).to(x.dtype),
+    lambda m, v, x: _right(m, x.float(), m.eps).float().to(x.dtype),
+    of=BOTH,
     rounds="float32",
 )
 _norm(
     "norm-eps",
     "uses the norm eps {}",
     "read the eps from the checkpoint's own configuration",
-    lambda m, v, x: _unit(m, x, v) * m.weight,
+    lambda m, v, x: _right(m, x, v),
+    of=BOTH,
     values=lambda m: [10.0**e for e in range(-12, 1)],
     fits=True,
 )

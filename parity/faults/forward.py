@@ -142,6 +142,32 @@ def _layer_norm(norm: Any, self: Any, x: Any) -> Any:
     return norm(x - x.mean(axis=-1, keepdims=True))
 
 
+def _mean_kept(norm: Any, self: Any, x: Any) -> Any:
+    import jax.numpy as jnp
+
+    root = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + self.eps)
+    return self.bias(x / root * self.weight[...])
+
+
+def _unbiased(norm: Any, self: Any, x: Any) -> Any:
+    import jax.numpy as jnp
+
+    root = jnp.sqrt(jnp.var(x, axis=-1, keepdims=True, ddof=1) + self.eps)
+    return self.bias((x - x.mean(axis=-1, keepdims=True)) / root * self.weight[...])
+
+
+def _without_bias(norm: Any) -> None:
+    if type(norm.bias).__name__ != "Bias":
+        raise NoPlace("the norm has no bias")
+    norm.bias = lambda x: x
+
+
+def _without_offset(norm: Any) -> None:
+    if norm.scale(0) != 1:
+        raise NoPlace("the norm has no offset")
+    norm.scale = lambda w: w
+
+
 def _narrow(norm: Any, self: Any, x: Any) -> Any:
     import jax.numpy as jnp
 
@@ -361,6 +387,24 @@ add(
     "the norms' outputs doubled",
     "scaled",
     edit=calling("RMSNorm", lambda n, self, x: 2 * n(x)),
+)
+add(
+    "norm-offset-missing",
+    "a scale of w where 1 + w belongs",
+    edit=setting("RMSNorm", _without_offset),
+)
+add("mean-kept", "the mean not subtracted in a LayerNorm", edit=calling("LayerNorm", _mean_kept))
+add(
+    "norm-bias-missing",
+    "the norms' biases left out",
+    edit=setting("LayerNorm", _without_bias),
+)
+add("variance-unbiased", "a variance over d - 1", edit=calling("LayerNorm", _unbiased))
+add(
+    "layer-norm-missing",
+    "the LayerNorms left out",
+    "norm-missing",
+    edit=calling("LayerNorm", lambda n, self, x: x),
 )
 add("norm-missing", "the norms left out", edit=calling("RMSNorm", lambda n, self, x: x))
 add(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs import Model
-from configs.spec import RMS, Block
+from configs.spec import LN, RMS, Block
 from parity.faults.base import NoPlace, add
 
 Arrays = dict[str, np.ndarray]
@@ -41,7 +41,7 @@ def _rope(change: Callable[[Any], dict[str, Any]]) -> Callable[[Model], Model]:
     return every(turn)
 
 
-def _eps(norm: RMS | None) -> RMS:
+def _eps(norm: RMS | LN | None) -> RMS | LN:
     if norm is None:
         raise NoPlace("the model has no such norm")
     return replace(norm, eps=norm.eps * 10)

@@ -1,0 +1,31 @@
+"""Biases: one value for each output, or none."""
+
+from __future__ import annotations
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxmodel.axes import Maker, used
+
+
+class Bias(nnx.Module):
+    """x + bias, over the last axes, which `letters` names."""
+
+    def __init__(self, make: Maker, letters: str):
+        self.weight = make.full(letters, 0.0)
+
+    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
+        return x + used(self.weight).astype(x.dtype)
+
+
+class NoBias(nnx.Module):
+    """x."""
+
+    def __init__(self, make: Maker, letters: str):
+        pass
+
+    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
+        return x
+
+
+BIASES = {True: Bias, False: NoBias}
