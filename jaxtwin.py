@@ -67,11 +67,17 @@ def example(*lines: str) -> str:
 
 
 @contextlib.contextmanager
-def answering(as_json: bool = False) -> Iterator[None]:
-    """A person's mistake becomes one message and exit status 2, and never a traceback."""
+def answering(as_json: bool = False, save: Path | None = None) -> Iterator[None]:
+    """A person's mistake becomes one message and exit status 2, and never a traceback.
+
+    A `save` that cannot be written is refused before the work.
+    """
     from configs import BadInput
+    from configs.places import file_place
 
     try:
+        if save is not None:
+            file_place(save)
         yield
     except BadInput as error:
         message = str(error)
@@ -127,15 +133,8 @@ def convert(
         from parity.convert import convert as run
 
         with working() as progress:
-            report = run(
-                src,
-                dst,
-                to.value,
-                layout=layout.value,
-                dry_run=dry_run,
-                seed=seed,
-                progress=progress,
-            )
+            how: dict[str, Any] = {"layout": layout.value, "dry_run": dry_run, "seed": seed}
+            report = run(src, dst, to.value, **how, progress=progress)
         if as_json:
             print(json.dumps(report))
         else:
@@ -193,7 +192,7 @@ def check(
         from parity.handout import Files
         from parity.proof import check as prove
 
-        files, plan = Files(save, html, junit, baseline), None
+        files, plan = Files(save, html, junit, baseline, replay), None
         if steps is not None or run is not None:
             from parity.trained import plan as planned
 
@@ -235,20 +234,16 @@ def faults(
     save: SAVE = None,
 ) -> None:
     """The check checked: makes every known fault, and says whether it is caught and named."""
-    with answering(as_json):
+    with answering(as_json, save):
+        from configs.places import write_file
         from parity.killtable import passed
         from parity.killtable import run as kill
 
         with working() as progress:
-            table = kill(
-                names=names or (),
-                controls=controls,
-                pairs=pairs,
-                workers=workers,
-                progress=progress,
-            )
+            how = {"controls": controls, "pairs": pairs, "workers": workers}
+            table = kill(names=names or (), **how, progress=progress)
         if save:
-            save.write_text(json.dumps(table, indent=1))
+            write_file(save, json.dumps(table, indent=1))
         if as_json:
             print(json.dumps(table))
         else:
@@ -320,12 +315,13 @@ def train(
     save: SAVE = None,
 ) -> None:
     """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
-    with answering(as_json):
+    with answering(as_json, save):
+        from configs.places import write_file
         from parity.report import show_facts
 
         summary = trained(config, steps=steps, out=out)
         if save:
-            save.write_text(json.dumps(summary, indent=1))
+            write_file(save, json.dumps(summary, indent=1))
         if as_json:
             print(json.dumps(summary))
         else:
@@ -393,7 +389,7 @@ def start(config: Any) -> Any:
 
 def main() -> None:
     """The command `jaxtwin`."""
-    app()
+    app(prog_name="jaxtwin")  # also with `python -m jaxtwin`
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def compare(old: Mapping[str, Any], new: Report) -> list[str]:
     checks = _checked(old)
     now = new.to_json()
     return [
-        *_checks(checks, {(c.dtype, c.name): c for c in new.checks}),
+        *_checks(*_matched(checks, {(c.dtype, c.name): c for c in new.checks})),
         *_entries("given", _preflight(old), _preflight(now)),
         *_entries("cause", _causes(old), _causes(now)),
         *_entries("environment", dict(flat(old["environment"])), dict(flat(now["environment"]))),
@@ -66,24 +67,47 @@ def _checked(old: Any) -> dict[tuple[str, str], Check]:
         ) from None
 
 
-def _checks(
-    old: Mapping[tuple[str, str], Check], new: Mapping[tuple[str, str], Check]
-) -> Iterator[str]:
+# A name that goes on with the probe or the step that was worst, which may be another each time.
+WORST = re.compile(
+    r"(part alone, \w+(?=: )|optimizer alone, \w+(?=: )|trained: \w+(?=, )"
+    r"|tensors of another name or shape(?=, )).+"
+)
+Checks = Mapping[tuple[str, str], Check]
+
+
+def _matched(old: Checks, new: Checks) -> tuple[Checks, Checks]:
+    """The old checks under their names of today, where only the worst place is another."""
+    was, now = _stable(old), _stable(new)
+    again = {was[kind]: now[kind] for kind in was if kind in now}
+    return {again.get(key, key): check for key, check in old.items()}, new
+
+
+def _stable(checks: Checks) -> dict[tuple[str, str], tuple[str, str]]:
+    """The keys that have a part without the worst place, by it: only where no other has it too."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for dtype, name in checks:
+        if match := WORST.fullmatch(name):
+            found.setdefault((dtype, match[1]), []).append((dtype, name))
+    return {kind: keys[0] for kind, keys in found.items() if len(keys) == 1}
+
+
+def _checks(old: Checks, new: Checks) -> Iterator[str]:
     for key, check in new.items():
         said, was = f"{check.dtype} {check.name}", old.get(key)
         if was is None:
             yield f"appeared: {said}" + ("" if check.ok else ", and it fails")
         elif was.ok != check.ok:
             word = "holds now" if check.ok else "fails now"
-            yield f"{word}: {said}: error {number(was.error)} -> {_measured(check)}"
+            yield f"{word}: {said}: error {_change(was, check)}"
         elif check.margin > GROWN * was.margin:
             grown = f"{was.margin:.2g} -> {check.margin:.2g} of its budget"
-            yield f"grew: {said}: {grown} (error {number(was.error)} -> {_measured(check)})"
+            yield f"grew: {said}: {grown} (error {_change(was, check)})"
     yield from (f"gone: {dtype} {name}" for dtype, name in old if (dtype, name) not in new)
 
 
-def _measured(check: Check) -> str:
-    return f"{number(check.error)}, budget {number(check.budget)}"
+def _change(old: Check, new: Check) -> str:
+    was, now, budget = (number(x, new.dtype) for x in (old.error, new.error, new.budget))
+    return f"{was} -> {now}, budget {budget}"
 
 
 def _preflight(report: Mapping[str, Any]) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs import BadInput
 from configs.places import file_place, write_file
 from parity import baseline
 from parity.findings import Report
@@ -17,23 +19,40 @@ from parity.junit import junit
 class Files:
     """Where each of them goes; made before the check, so that a mistake is told before the work.
 
-    BadInput where a file could not be written, or where the baseline is no report.
+    BadInput where a file could not be written, where two would go to one place, or where the
+    baseline is no report. The baseline may be replaced by --save, for it is read before.
     """
 
     save: Path | None = None
     html: Path | None = None
     junit: Path | None = None
     baseline: Path | None = None
+    replay: Path | None = None  # a folder, which the check writes
     old: dict[str, Any] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         for path in (self.save, self.html, self.junit):
             if path is not None:
                 file_place(path)
+        self._apart()
         if self.html is not None:
             import parity.html  # noqa: F401  (it needs an extra)
         if self.baseline is not None:
             object.__setattr__(self, "old", baseline.read(self.baseline))
+
+    def _apart(self) -> None:
+        """No place is given twice. A pipe or a device takes any number of texts."""
+        taken: dict[Path, str] = {}
+        for name in ("save", "html", "junit", "baseline", "replay"):
+            path = getattr(self, name)
+            if path is None or "\0" in str(path):  # which is told where it is opened
+                continue
+            place = Path(os.path.realpath(path))
+            if place.exists() and not place.is_file():
+                continue
+            first = taken.setdefault(place, name)
+            if first != name and (first, name) != ("save", "baseline"):
+                raise BadInput(f"--{first} and --{name} both name {path}; give each its own")
 
     def write(self, report: Report, title: str) -> list[str] | None:
         """Writes each that is asked for; the changes since the baseline, if there is one."""

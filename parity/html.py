@@ -46,9 +46,10 @@ def page(report: Report, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "share": wording.share, "used": used}
+    environment.filters |= {"number": number, "share": wording.share, "used": wording.used}
+    against = wording.opposite(report)
     text = environment.get_template("report.html.j2").render(
-        title=title,
+        title=f"{title} against {against}" if against else title,
         report=report,
         tone=tone(report),
         verdict=wording.verdict(report),
@@ -71,10 +72,6 @@ def tone(report: Report) -> str:
     if not report.equal:
         return "bad"
     return "doubtful" if report.provisional else "good"
-
-
-def used(margin: float) -> str:
-    return f"{margin:.0%}" if margin < 10 else f"{margin:.1e} x"
 
 
 def shown(value: Any) -> str:

@@ -42,7 +42,7 @@ def check(
     run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
     # Read once: several runs go over them, and a GGUF file is dequantized at every reading.
     tensors = {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
-    theirs = None
+    theirs, other = None, None
     if against is not None:
         progress(f"reading {against if isinstance(against, str) else against.name}")
         other = against if isinstance(against, Source) else open_source(against, seed=seed)
@@ -79,4 +79,6 @@ def check(
         report.notes.append("training was not compared: the models differ before the first step")
     report.notes += [*source.notes, note, *(replay.notes(keep, report) if keep else [])]
     report.environment["source"] = {"name": source.name, "kind": source.kind}
+    if other is not None:
+        report.environment["against"] = {"name": other.name, "kind": other.kind}
     return report

@@ -357,7 +357,11 @@ def _of(suspect: Suspect, point: Point) -> bool:
 
 def ready(folder: Path, dtypes: Sequence[str]) -> None:
     """BadInput where a replay could not be written, or not be made."""
-    refuse_taken(folder)
+    place = refuse_taken(folder)
+    if not place.parent.is_dir():
+        raise BadInput(
+            f"{folder} cannot be written: there is no folder {place.parent}; make it first"
+        )
     if "float64" not in dtypes:
         raise BadInput("--replay needs the comparison in float64; add --dtype float64")
 

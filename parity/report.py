@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.findings import Check, Report
-from parity.wording import explanation, number, readings, verdict
+from parity.wording import explanation, number, opposite, readings, used, verdict
 
 
 def printer(columns: int) -> Console:
@@ -26,6 +26,8 @@ TIGHTEST = 3  # of the gradients that hold, how many are shown for each dtype
 
 def show(report: Report, console: Console, everything: bool = False) -> None:
     """What was not the same before, the table, the notes and the verdict."""
+    if opposite(report):
+        console.print(f"the JAX side is {opposite(report)}", markup=False, highlight=False)
     _given(report, console)
     table = Table(title=None, box=None, pad_edge=False)
     for name in ("dtype", "what", "error", "budget", "used", ""):
@@ -33,10 +35,9 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     shown, hidden = chosen(report.checks, everything)
     for check in shown:
-        used = f"{check.margin:.0%}" if check.margin < 10 else f"{check.margin:.1e}x"
         mark = Text("ok", "green") if check.ok else Text("FAILS", "bold red")
-        error, budget = number(check.error), number(check.budget)
-        table.add_row(check.dtype, check.name, error, budget, used, mark)
+        error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
+        table.add_row(check.dtype, check.name, error, budget, used(check.margin), mark)
     console.print(table)
     if hidden:
         console.print(f"and {hidden} more that hold with more room (--all shows them)", style="dim")
@@ -160,9 +161,10 @@ def show_faults(table: dict[str, Any], console: Console) -> None:
     for alarm in table["alarms"]:
         console.print(f"false alarm: {alarm}", style="red", markup=False, highlight=False)
     caught, named = (sum(f[key] for f in faults) for key in ("caught", "named"))
-    console.print(
-        f"{caught} of {len(faults)} faults caught, {named} called by their name; "
-        f"{table['false_alarms']} false alarms in {table['controls']} random models; "
-        f"pairs: both located in {pairs['located']} and named in {pairs['named']} "
-        f"of {pairs['tried']}; {table['seconds']:.0f} s"
-    )
+    said = [f"{caught} of {len(faults)} faults caught, {named} called by their name"]
+    if table["controls"]:
+        said.append(f"{table['false_alarms']} false alarms in {table['controls']} random models")
+    if pairs["tried"]:
+        both = f"pairs: both located in {pairs['located']} and named in {pairs['named']}"
+        said.append(f"{both} of {pairs['tried']}")
+    console.print("; ".join([*said, f"{table['seconds']:.0f} s"]))

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from parity.details import Detail, reading
-from parity.findings import Check, Report, Suspect
+from parity.findings import Check, Difference, Report, Suspect
 
 COMPLAINT = 15  # lines at most
 
 
-def number(x: float) -> str:
+COUNTED = ("int", "as stored")  # dtypes of checks whose error and budget are counts
+
+
+def number(x: float, dtype: str = "") -> str:
     """Counts as counts, measures as measures; nan and inf as they are."""
-    return f"{x:.0f}" if x in (0, 1) else f"{x:.2e}"
+    return f"{x:.0f}" if x in (0, 1) or dtype in COUNTED else f"{x:.2e}"
+
+
+def used(margin: float) -> str:
+    """The part of a budget that is used: "65%", "2.1e+11x"; nan and inf as they are."""
+    if not math.isfinite(margin):
+        return str(margin)
+    return f"{margin:.0%}" if margin < 10 else f"{margin:.1e}x"
+
+
+def opposite(report: Report) -> str:
+    """What the JAX side was built from, where it is not the source itself: "out/run (run)"."""
+    against = report.environment.get("against")
+    return f"{against['name']} ({against['kind']})" if against else ""
 
 
 def verdict(report: Report) -> str:
@@ -35,7 +52,8 @@ def verdict(report: Report) -> str:
 
 
 def failure(check: Check) -> str:
-    return f"{check.name!r} in {check.dtype}: {check.error:.2e} where {check.budget:.2e} is allowed"
+    error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
+    return f"{check.name!r} in {check.dtype}: {error} where {budget} is allowed"
 
 
 def divergence(report: Report) -> str | None:
@@ -124,10 +142,16 @@ def complaint(report: Report) -> str:
     """What an assertion says of a report that is not equal, in at most COMPLAINT lines."""
     lines = [verdict(report)]
     lines += _some([explanation(s) for s in report.suspects], 4)
-    lines += _some([f"{d.what}: torch {d.torch}, JAX {d.jax}" for d in report.preflight], 3)
+    lines += _some([given(d) for d in report.preflight], 3)
     bad = [check for check in report.checks if not check.ok]
     lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)
     return "\n".join(line.replace("\n", " ") for line in lines)
+
+
+def given(difference: Difference) -> str:
+    """A difference in what was given, and what is known of it."""
+    how = f" ({difference.about})" if difference.about else ""
+    return f"{difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
 
 
 def _some(lines: Sequence[str], most: int) -> Iterator[str]:

@@ -292,7 +292,7 @@ def check(files: Path, src: str, *more: object) -> Result:
 
 
 def test_the_check_writes_the_folder_and_says_how_to_run_it(files: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "replay"
+    out = tmp_path / "replay"
     done = check(files, "right.pt", "--against", files / "wrong.pt", "--json", "--replay", out)
     assert done.exit_code == 1, done.output
     assert [p.name for p in out.iterdir()] == ["layers.1.ffn"]
