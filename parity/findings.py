@@ -91,7 +91,7 @@ class Suspect:
     cause: Cause | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """Everything, in the order of computation, and where it was."""
 
@@ -105,6 +105,15 @@ class Report:
     blind: list[str] = field(default_factory=list)  # what the input could not have shown
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The verdict: all of it is tens of thousands of characters."""
+        from parity.wording import verdict
+
+        return verdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Report: {self}>"
 
     @property
     def equal(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import BadInput
-from parity import curves, detailed, metrics, ops, preflight, replay, settings
+from parity import asked, curves, detailed, metrics, ops, preflight, replay, settings
 from parity.findings import Cause, Check, Point, Report, Suspect
 from parity.probes import Place, Trace, jax_runs, run_torch
 from parity.table import Row
@@ -83,10 +83,12 @@ def compare(
     `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
     what they are given). The sizes of single letters are read off the tensors.
     Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). Without `jit`
-    nothing is compiled, which for a tiny model is faster. BadInput where a table does not fit.
+    nothing is compiled, which for a tiny model is faster. BadInput where an argument or a table
+    does not fit.
     """
     import jax
 
+    asked.call(torch_module, jax_side, table, inputs, probes, params, dtypes)
     report = Report(
         environment={"inputs": [list(np.shape(x)) for x in inputs], "settings": {}},
         notes=settings.notes(torch_module),
@@ -99,6 +101,7 @@ def compare(
                 own = there.run()
             rows, seen = sized(table, own.grads), sized(probes, own.values)
             here, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
+            asked.names(rows, arrays, there.model)
             known = detailed.axes([*rows, *seen])
             own_settings, jaxs = settings.torch_side(there.model, calls), read()
             report.environment["settings"][dtype] = {"torch": own_settings, "jax": jaxs}
@@ -205,10 +208,8 @@ def _jax_side(
         def call(params: Mapping[str, Any], *given: Any) -> Any:
             new = {path: flat[path].replace(params[name]) for name, path in paths.items()}
             return nnx.merge(graph, nnx.from_flat_state(new), rest)(*given)
-    elif params is None:
-        raise BadInput("a JAX function needs its parameters: params={path: array}")
     else:
-        arrays, call = dict(params), side
+        arrays, call = dict(params or {}), asked.reading(side)
     cast = {path: jnp.asarray(x).astype(dtype) for path, x in arrays.items()}
     given = [jnp.asarray(x) for x in inputs]
     given = [x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in given]
@@ -224,7 +225,8 @@ def _jax_side(
         return jax_runs(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
 
     def read() -> settings.Snapshot:
-        return settings.jax_side(cast.values(), lambda: call(cast, *given), model)
+        found = settings.jax_side(cast.values(), lambda: call(cast, *given), model)
+        return found | {"jit": found["jit"] and jit}
 
     return run, arrays, read
 
