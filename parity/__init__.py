@@ -23,14 +23,42 @@ def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None
 
 
 def check(src: str | os.PathLike[str], **how: Any) -> Report:
-    """Is the JAX model the PyTorch model? See `parity.proof.check`; `.equal` is the answer."""
+    """Is the JAX model the PyTorch model? `.equal` of the report is the answer.
+
+    `src` is what `jaxtwin check` takes. The keywords, each with its option there, if it has one:
+
+    - `dtypes` (--dtype): names in a list; ("float64", "float32") by default
+    - `tokens` (--tokens): length of the two input rows; 300
+    - `layout` (--layout): "scan", layers stacked, or "unroll", one by one
+    - `use_witness` (--witness): whether transformers takes part, where it has the model; True
+    - `against` (--against): a source that the JAX side is built from instead of `src`
+    - `look` (--probes): judge every part alone too, in every dtype; False
+    - `keep` (--replay): a new folder for what fails, with scripts that run it alone
+    - `train` (--steps, --run): `parity.trained.plan(steps, run_file)`, to train both sides too
+    - `seed` (--seed): of a preset's random weights, and of the inputs; 0
+    - `wrong`: a mistake for the JAX side to make (parity/faults), to see it caught
+    - `progress`: called with a line for each step of the work
+
+    BadInput (a ValueError) where a source cannot be read, or something is at `keep`.
+    """
     from parity.proof import check
 
     return check(os.fspath(src), **how)
 
 
 def compare(torch_module: Any, jax_side: Any, table: Any, inputs: Any, **how: Any) -> Report:
-    """Any torch module against any JAX function: see `parity.pair.compare`."""
+    """Any torch module against any JAX function or NNX module: docs/your-own-model.md.
+
+    `table` is a list of `parity.table.Row`, one for each parameter, and `inputs` a list with one
+    array for each argument. The keywords:
+
+    - `params`: the JAX function's parameters, {path: array}; an NNX module has its own
+    - `probes`: a list of rows between names of `parity.probe` in JAX and torch's submodules
+    - `dtypes`: names in a list; ("float64", "float32") by default
+    - `jit`: False compiles nothing, which for a tiny model is faster; True
+
+    BadInput (a ValueError) where an argument or a table does not fit.
+    """
     from parity.pair import compare
 
     return compare(torch_module, jax_side, table, inputs, **how)
@@ -53,8 +81,9 @@ def probe(x: Any, name: str) -> Any:
 def assert_parity(subject: str | os.PathLike[str] | Report, **how: Any) -> Report:
     """For a test: AssertionError where the JAX model is not the PyTorch model.
 
-    `subject` is a source, which is checked (`how` goes to `check`), or a report already made. The
-    error says the verdict, where the two part first, and why, as far as it is known.
+    `subject` is a source, which is checked (`how` has the keywords of `check`), or a report already
+    made, of `check` or `compare`, and then there are none. The error says the verdict, where the
+    two part first, and why, as far as it is known.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     from parity.findings import Report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def check(
     wrong: Wrong | None = None,
     against: str | Source | None = None,
     look: bool = False,
-    keep: Path | None = None,
+    keep: str | os.PathLike[str] | None = None,
     train: trained.Plan | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
@@ -35,6 +36,7 @@ def check(
     if something is at `keep` already.
     """
     if keep is not None:
+        keep = Path(keep)
         replay.ready(keep, dtypes)
     progress(f"reading {src if isinstance(src, str) else src.name}")
     source = src if isinstance(src, Source) else open_source(src, seed=seed)

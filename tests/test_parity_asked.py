@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +15,9 @@ from flax import nnx
 
 import parity
 from configs import BadInput
+from parity import pair, proof
 from parity.findings import Report
+from parity.source import open_source
 from parity.table import Row
 from tests import reports
 
@@ -88,3 +93,29 @@ def test_a_report_is_a_line() -> None:
     assert repr(report) == f"<Report: {report}>"
     assert len(repr(report)) < 300
     assert repr(Report()) == "<Report: NOTHING WAS COMPARED>"
+
+
+@pytest.mark.parametrize(
+    ("public", "does"), [(parity.check, proof.check), (parity.compare, pair.compare)]
+)
+def test_every_keyword_is_documented(public: Any, does: Any) -> None:
+    parameters = inspect.signature(does).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    documented = re.findall(r"^ +- `(\w+)`", public.__doc__, re.MULTILINE)
+    assert sorted(documented) == sorted(keywords)
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    for call in (parity.check, parity.assert_parity):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+            call("reference-tiny", dtype="float64")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+        compared(dtype="float64")
+
+
+def test_a_folder_for_what_fails_may_be_named_by_a_text(tmp_path: Path) -> None:
+    how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "use_witness": False}
+    other = open_source("reference-tiny", seed=1)
+    report = parity.check("reference-tiny", against=other, keep=str(tmp_path / "out"), **how)
+    assert not report.equal
+    assert any(str(tmp_path / "out") in note for note in report.notes)
