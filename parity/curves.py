@@ -23,8 +23,18 @@ LOSS = 4.0
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
-    """Relative L2; shapes that differ are as wrong as can be."""
-    return metrics.relative_l2(got, want) if np.shape(got) == np.shape(want) else float("inf")
+    """Relative L2; shapes that differ are as wrong as can be.
+
+    What is NaN, or the same infinity, on both sides agrees: so a part that was handed a NaN and
+    hands it on is not at fault.
+    """
+    if np.shape(got) != np.shape(want):
+        return float("inf")
+    if np.isfinite(want).all():
+        return metrics.relative_l2(got, want)
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    alike = (np.isnan(got) & np.isnan(want)) | (np.isinf(want) & (got == want))
+    return metrics.relative_l2(got[~alike], want[~alike])
 
 
 def errors(got: Trace, want: Trace, direction: str) -> dict[str, float]:
@@ -51,11 +61,11 @@ def lossy(
     for name, e in loss.items():
         want = getattr(exact, PICK[direction])[name]
         allowed[name] += LOSS * (most if pooled else e)
-        allowed[name] += error(metrics.rounded(want, _numpy(dtype)), want)
+        allowed[name] += error(metrics.rounded(want, numpy(dtype)), want)
     return allowed
 
 
-def _numpy(dtype: str) -> np.dtype:
+def numpy(dtype: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
@@ -70,7 +80,7 @@ def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -
     off = errors(got, want, "parameter")
     output = FORWARD
     if (loss := error(lost.logits, want.logits)) > FORWARD:
-        rounding = error(metrics.rounded(want.logits, _numpy(dtype)), want.logits)
+        rounding = error(metrics.rounded(want.logits, numpy(dtype)), want.logits)
         output += LOSS * loss + rounding
     worst = [off[name] / allowed[name] for name in allowed]
     return float(np.max([*worst, error(got.logits, want.logits) / output]))
@@ -116,7 +126,7 @@ def points(
         for name, want in getattr(truth, PICK[direction]).items():
             band = strict
             if own:
-                band = K * noise[_kind(name)] + error(metrics.rounded(want, _numpy(dtype)), want)
+                band = K * noise[_kind(name)] + error(metrics.rounded(want, numpy(dtype)), want)
             out.append(
                 Point(
                     name,

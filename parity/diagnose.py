@@ -81,9 +81,11 @@ def _found(
     tried: list[tuple[Suspect, Reference, list[Edit]]] = [(c.suspect, c.alone, []) for c in causes]
     tried += [(suspect, reference, [edit] if edit else []) for suspect, edit in suspects]
     for suspect, alone, edits in tried:
-        if suspect.cause is not None and found.error > 0:
+        if suspect.cause is not None and found.error != 0:  # it may be NaN
             left = found.left if len(tried) == 1 else _left(free, alone, edits)
-            share = float(np.clip(1 - left / found.error, 0, 1)) if left > 1 else 1.0
+            share = (
+                1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / found.error, 0, 1)))
+            )
             cause = replace(suspect.cause, explains=share, proven=found.left <= 1)
             suspect = replace(suspect, cause=cause)
         found.suspects.append(suspect)

@@ -14,7 +14,7 @@ SCHEMA = 1  # of `Report.to_json`; raised when a field changes its meaning (docs
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. It holds when the error is a number and within the budget."""
+    """One comparison. It holds when error and budget are numbers, and the error is within."""
 
     name: str
     dtype: str
@@ -23,7 +23,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        return bool(self.error <= self.budget)
+        return bool(np.isfinite(self.budget) and self.error <= self.budget)
 
     @property
     def margin(self) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from configs import BadInput, Model
+from configs.spec import from_json, to_json
 from parity import preflight, probes
 from parity.findings import Cause, Difference, Suspect
 from parity.preflight import Slip
@@ -32,7 +34,8 @@ def compare(
     """
     want = {name: t.read().astype(np.float64) for name, t in reference.tensors.items()}
     fields = preflight.spec(reference.spec, subject.spec)
-    tensors = preflight.weights(reference.spec, want, subject.weights)
+    stored = {name: t.dtype for name, t in reference.tensors.items()}
+    tensors = preflight.weights(reference.spec, want, subject.weights, stored)
     differences = fields + [difference for difference, _ in tensors]
     if not differences:
         return reference, [], []
@@ -56,16 +59,41 @@ def _made(reference: Reference, spec: Model, tensors: Tensors) -> Reference | No
 def _of_spec(
     reference: Reference, subject: Subject, fields: Sequence[Difference]
 ) -> Iterator[Given]:
-    """One cause for each kind of field, wherever in the spec it differs."""
-    groups: dict[Slip, list[str]] = {}
+    """One cause for each kind of field and part, in all the layers where it differs."""
+    groups: dict[tuple[Slip, str], list[str]] = {}
     for difference in fields:
         name = difference.what.removeprefix("spec: ")
-        groups.setdefault(preflight.field_slip(difference), []).append(name)
-    alone = _made(reference, subject.spec, reference.tensors)
-    for slip, names in groups.items():
+        groups.setdefault((preflight.field_slip(difference), field_part(name)), []).append(name)
+    found = []
+    for (slip, part), names in groups.items():
         layers = tuple(sorted({i for n in names for i in layers_of(n, reference.spec)}))
+        mixed = _mixed(reference.spec, subject.spec, names)
+        alone = _made(reference, mixed, reference.tensors)
         if alone is not None:
-            yield Given(_suspect(slip, field_part(names[0]), layers), alone)
+            found.append(Given(_suspect(slip, part, layers), alone))
+    yield from sorted(found, key=lambda given: _place(given.suspect))
+
+
+def _place(suspect: Suspect) -> tuple[float, int]:
+    """The order of computation."""
+    first = suspect.layers[0] if suspect.layers else np.inf if suspect.part == "norm" else -1
+    return first, probes.PARTS.index(suspect.part) if suspect.part in probes.PARTS else -1
+
+
+def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
+    """The spec with these fields as the other has them; the other, where that is no spec."""
+    mine, theirs = to_json(spec), to_json(other)
+    try:
+        for name in names:
+            *path, last = (int(x) if x.isdigit() else x for x in name.split("."))
+            to: Any = mine
+            source: Any = theirs
+            for at in path:
+                to, source = to[at], source[at]
+            to[last] = source[last]
+        return from_json(mine, "the mixed spec")
+    except (BadInput, KeyError, IndexError, TypeError):
+        return other
 
 
 def _of_weights(
@@ -78,14 +106,14 @@ def _of_weights(
     groups: dict[tuple[str, str], list[tuple[str, Slip]]] = {}
     for difference, slip in tensors:
         name = difference.what.removeprefix("weight: ")
-        slip = slip or Slip("", difference.about, "")
+        slip = slip or Slip("weights", f"differs: {difference.about}", "copy the tensor again")
         part = "" if slip.name == "weights-swapped" else probes.part(name)
         groups.setdefault((slip.name, part), []).append((name, slip))
     for found in groups.values():
         names = [name for name, _ in found]
         mixed = {n: theirs[n] if n in names else t for n, t in reference.tensors.items()}
         layers = tuple(sorted({i for n in names if (i := probes.layer(n)) is not None}))
-        slip = replace(found[0][1], about=f"{names[0]} {found[0][1].about}")
+        slip = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
         alone = _made(reference, reference.spec, mixed)
         if alone is not None:
             yield Given(_suspect(slip, probes.part(names[0]), layers), alone)

@@ -18,7 +18,12 @@ At = tuple[int, ...]  # the coordinate of one element, or of one position
 
 
 def relative_l2(got: Array, want: Array) -> float:
-    """|got - want| / |want|. 0 when both are all zero, inf when only `want` is, NaN if any is."""
+    """|got - want| / |want|. 0 when both are all zero, inf when only `want` is, NaN if any is.
+
+    ValueError on shapes that differ and on complex values, of which float64 would keep a half.
+    """
+    if np.iscomplexobj(got) or np.iscomplexobj(want):
+        raise ValueError("complex values are not compared")
     got, want = _pair(got, want)
     with np.errstate(all="ignore"):
         gap, size = np.linalg.norm(got - want), np.linalg.norm(want)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import BadInput
-from parity import asked, curves, detailed, metrics, ops, preflight, replay, settings
-from parity.findings import Cause, Check, Point, Report, Suspect
+from parity import asked, curves, detailed, metrics, ops, preflight, replay, settings, sides
+from parity.findings import Cause, Check, Difference, Point, Report, Suspect
 from parity.probes import Place, Trace, jax_runs, run_torch
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward
@@ -39,6 +39,20 @@ class TorchSide:
         if order is None:
             return self
         return replace(self, inputs=[x[order] for x in self.inputs], order=order)
+
+    def jittered(self, seed: int) -> TorchSide:
+        """With every parameter moved by up to half a unit in its last place: rounded otherwise."""
+        import torch
+
+        if not seed:
+            return self
+        draw = torch.Generator().manual_seed(seed)
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for p in model.parameters():
+                within = torch.rand(p.shape, generator=draw).to(p) - 0.5
+                p.add_(p * within * torch.finfo(p.dtype).eps)
+        return replace(self, model=model)
 
     def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
         import torch
@@ -93,7 +107,7 @@ def compare(
         environment={"inputs": [list(np.shape(x)) for x in inputs], "settings": {}},
         notes=settings.notes(torch_module),
     )
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    with sides.grads_on(), jax.enable_x64(True), jax.default_matmul_precision("highest"):
         truth = None
         for dtype in dict.fromkeys(["float64", *dtypes]):
             there = _torch_side(torch_module, probes, inputs, dtype)
@@ -109,16 +123,19 @@ def compare(
                 settings.tell(report, settings.differences(own_settings, jaxs, dtype))
             if truth is None:
                 truth = own
-                report.preflight += _weights(there.model, rows, arrays)
+                theirs, differ = _weights(there.model, rows, arrays)
+                report.preflight += differ
                 free, forced = here(None, None), here(truth, None)
                 report.checks += _strict(free, truth)
                 ends, alone = curves.measure(free, truth), curves.measure(forced, truth)
                 report.points += curves.points(ends, [alone], truth, dtype)
                 if not report.equal:
-                    report.suspects = _suspects(there, truth, free, forced, report)
+                    report.suspects = _suspects(there, here, theirs, truth, free, forced, report)
                 detailed.add(report, report.checks, dtype, truth, free, forced, known)
             elif dtype in dtypes:
-                report.points += _working(there, here, truth, dtype)
+                points, checks = _working(there, here, own, truth, dtype)
+                report.points += points
+                report.checks += checks
                 if len(report.details) < detailed.MOST and replay.chosen(report, dtype):
                     detailed.add(report, [], dtype, truth, None, here(truth, None), known)
             report.checks += [
@@ -132,23 +149,57 @@ def compare(
 DRAWS = 8  # of roundings at most, and only while a part is over its band
 
 
-def _working(there: TorchSide, here: Runs, truth: Trace, dtype: str) -> list[Point]:
-    """The curves in a working dtype.
+def _working(
+    there: TorchSide, here: Runs, torchs: Trace, truth: Trace, dtype: str
+) -> tuple[list[Point], list[Check]]:
+    """The curves and the output in a working dtype; `torchs` is torch's own run in it.
 
-    While a part is over, roundings are drawn anew on both sides: with the rows of the inputs in
-    another order, the sums over them that make a parameter's gradient are rounded otherwise.
+    While something is over, roundings are drawn anew. With the rows of the inputs in another order
+    the sums over them that make a parameter's gradient are rounded otherwise, on both sides; and
+    torch's parameters are moved within their own rounding, for one row of a few numbers may come
+    out right by chance.
     """
-    ends = curves.measure(here(None, None), truth)
+    free = here(None, None)
+    ends = curves.measure(free, truth)
+    outputs = [_output(free, truth)], [_output(torchs, truth)]
+    rounding = _output(
+        replace(truth, logits=metrics.rounded(truth.logits, curves.numpy(dtype))), truth
+    )
     rng = np.random.default_rng(0)
-    alone, own, order = [], [], None
+    alone: list[curves.Errors] = []
+    own: list[curves.Errors] = []
+    order = None
     while True:
         moved = truth if order is None else _moved(truth, order)
-        own.append(curves.measure(there.reordered(order).run(moved), moved))
-        alone.append(curves.measure(here(moved, order), moved))
+        drawn = there.reordered(order).jittered(len(own))
+        forced = drawn.run(moved), here(moved, order)
+        own.append(curves.measure(forced[0], moved))
+        alone.append(curves.measure(forced[1], moved))
         found = curves.points(ends, alone, truth, dtype, own)
-        if all(p.ok for p in found) or len(own) == DRAWS or not _rows(there, truth):
-            return found
-        order = rng.permutation(len(there.inputs[0]))
+        checks = [
+            Check(
+                name,
+                dtype,
+                float(np.min([draw[name] for draw in outputs[0]])),
+                curves.K * float(np.max([draw[name] for draw in outputs[1]])) + rounding[name],
+            )
+            for name in rounding
+        ]
+        fine = all(p.ok for p in found) and all(c.ok for c in checks)
+        if fine or len(own) == DRAWS:
+            return found, checks
+        if _rows(there, truth):
+            order = rng.permutation(len(there.inputs[0]))
+        again = truth if order is None else _moved(truth, order)
+        outputs[0].append(_output(here(None, order), again))
+        outputs[1].append(_output(there.reordered(order).jittered(len(own)).run(), again))
+
+
+def _output(run: Trace, truth: Trace) -> dict[str, float]:
+    return {
+        "output": curves.error(run.logits, truth.logits),
+        "output, worst row": metrics.worst_row(run.logits, truth.logits),
+    }
 
 
 def _moved(truth: Trace, order: np.ndarray) -> Trace:
@@ -247,35 +298,45 @@ def sized(rows: Sequence[Row], there: Mapping[str, Any]) -> list[Row]:
     return out
 
 
-def _weights(model: torch.nn.Module, rows: Sequence[Row], arrays: Mapping[str, Any]) -> list[Any]:
-    """The parameters that are not the same on both sides."""
+def _weights(
+    model: torch.nn.Module, rows: Sequence[Row], arrays: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], list[Difference]]:
+    """The JAX side's parameters by torch's names, and which are not the same on both sides."""
     want = {name: p.detach().numpy() for name, p in model.named_parameters()}
     here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
     named = backward(rows, here, "the JAX side")
     forward(rows, {n: Tensor.of(x) for n, x in want.items()}, "the torch side")
     got = {name: tensor.read().astype(want[name].dtype) for name, tensor in named.items()}
-    return [difference for difference, _ in preflight.weights(None, want, got)]
+    return got, [difference for difference, _ in preflight.weights(None, want, got)]
 
 
 def _strict(free: Trace, truth: Trace) -> list[Check]:
     out = [
-        Check("output", "float64", curves.error(free.logits, truth.logits), curves.FORWARD),
-        Check(
-            "output, worst row",
-            "float64",
-            metrics.worst_row(free.logits, truth.logits),
-            10 * curves.FORWARD,
-        ),
+        Check(name, "float64", error, curves.FORWARD * (10 if "row" in name else 1))
+        for name, error in _output(free, truth).items()
     ]
     grads = curves.errors(free, truth, "parameter")
     return out + [Check(f"grad {n}", "float64", e, curves.BACKWARD) for n, e in grads.items()]
 
 
 def _suspects(
-    there: TorchSide, truth: Trace, free: Trace, forced: Trace, report: Report
+    there: TorchSide,
+    here: Runs,
+    theirs: Mapping[str, np.ndarray],
+    truth: Trace,
+    free: Trace,
+    forced: Trace,
+    report: Report,
 ) -> list[Suspect]:
-    """Parts that differ when they are fed the same, and what makes torch's agree with them."""
+    """Parts that differ when they are fed the same, and what makes torch's agree with them.
+
+    Where weights differ, torch is given the JAX side's first: what is left has another cause.
+    """
+    import torch
+
     from parity.diagnose import Search
+
+    before = curves.final(free, truth)
 
     given = [
         Suspect(
@@ -283,19 +344,32 @@ def _suspects(
             (),
             "given",
             float("inf"),
-            Cause("weights", d.about, "copy the tensor again", d.what, (), 0.0, False),
+            Cause(
+                "weights",
+                f"has a {d.what.removeprefix('weight: ')} that differs: {d.about}",
+                "copy the tensor again",
+                d.what.removeprefix("weight: "),
+                (),
+                0.0,
+                False,
+            ),
         )
         for d in report.preflight
         if d.what.startswith("weight: ")
     ]
+    if given:
+        model = copy.deepcopy(there.model)
+        model.load_state_dict({n: torch.from_numpy(x) for n, x in theirs.items()}, strict=False)
+        there = replace(there, model=model)
+        truth = there.run()
+        forced = here(truth, None)
     search = Search(there, truth, forced)
-    found = list(search.all())
+    found = [*given, *(suspect for suspect, _ in search.all())]
     left = curves.final(free, there.run(edits=search.edits))
-    before = curves.final(free, truth)
-    share = float(np.clip(1 - left / before, 0, 1)) if before else 0.0
-    for suspect, _ in found:
-        if suspect.cause is not None:
-            cause = replace(suspect.cause, explains=share, proven=left <= 1)
-            suspect = replace(suspect, cause=cause)
-        given.append(suspect)
-    return given
+    share = 1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / before, 0, 1)))
+    return [
+        suspect
+        if suspect.cause is None
+        else replace(suspect, cause=replace(suspect.cause, explains=share, proven=left <= 1))
+        for suspect in found
+    ]

@@ -87,23 +87,38 @@ def field_slip(difference: Difference) -> Slip:
     return Slip(slip.name, slip.about.format(**values), slip.advice.format(**values))
 
 
-def weights(spec: Model | None, torch: Arrays, jax: Arrays) -> list[tuple[Difference, Slip | None]]:
+def weights(
+    spec: Model | None,
+    torch: Arrays,
+    jax: Arrays,
+    stored: Mapping[str, np.dtype] | None = None,
+) -> list[tuple[Difference, Slip | None]]:
     """Every tensor that is not the same, bit for bit, and the slip that made it so if one is known.
 
-    Both are named and laid out as torch's. Without a spec nothing is known of heads.
+    Both are named and laid out as torch's. Without a spec nothing is known of heads. `stored` are
+    the dtypes that the values came in, where these are wider: hashes and roundings are of those.
     """
     out = []
     for name in [n for n in torch if n in jax]:
         want, got = torch[name], jax[name]
+        if stored is not None:
+            want, got = (narrowed(x, stored[name]) for x in (want, got))
         if want.dtype == got.dtype and want.shape == got.shape and _bytes(want) == _bytes(got):
             continue
         slip = slip_of(spec, name, want, got, torch) if want.shape == got.shape else None
-        about = slip.about if slip else _where(want, got)
+        about = slip.about.removeprefix("differs: ") if slip else _where(want, got)
         out.append((Difference(f"weight: {name}", _print(want), _print(got), about), slip))
     for name in sorted(torch.keys() ^ jax.keys()):
         side = (_print(torch[name]), "absent") if name in torch else ("absent", _print(jax[name]))
         out.append((Difference(f"weight: {name}", *side), None))
     return out
+
+
+def narrowed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """In that dtype, if no value changes."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = x.astype(dtype)
+        return narrow if np.array_equal(narrow.astype(x.dtype), x, equal_nan=True) else x
 
 
 def _bytes(x: np.ndarray) -> bytes:
@@ -118,10 +133,16 @@ def _print(x: np.ndarray) -> str:
 def _where(want: np.ndarray, got: np.ndarray) -> str:
     if want.shape != got.shape:
         return f"shape {got.shape} where {want.shape} belongs"
-    gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    at = tuple(int(i) for i in np.unravel_index(np.nanargmax(gap), gap.shape))
+    wide = [x.astype(np.float64) for x in (got, want)]
+    unlike = ~((wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1])))
+    if not unlike.any():
+        return "signs of zero, or bits of a NaN, differ"
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(wide[0] - wide[1])
+    gap[unlike & np.isnan(gap)] = np.inf  # a NaN, or an infinity, on one side alone
+    at = tuple(int(i) for i in np.unravel_index(np.where(unlike, gap, -1).argmax(), gap.shape))
     return (
-        f"{int((gap != 0).sum())} of {gap.size} elements differ, most at {list(at)}: "
+        f"{int(unlike.sum())} of {gap.size} elements differ, most at {list(at)}: "
         f"{got[at]} where {want[at]} belongs (relative L2 {metrics.relative_l2(got, want):.2e})"
     )
 
@@ -225,7 +246,7 @@ def _numbers(want: np.ndarray, got: np.ndarray) -> Slip | None:
         return Slip("scaled-weight", f"is multiplied by {scale:.6g}", ADVICE["scaled-weight"])
     changed = int((got != want).sum())
     if changed <= max(1, want.size // 100):
-        return Slip("one-element", _where(want, got), ADVICE["one-element"])
+        return Slip("one-element", f"differs: {_where(want, got)}", ADVICE["one-element"])
     return None
 
 

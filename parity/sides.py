@@ -5,8 +5,9 @@ Every run gives the same three things under torchref's names, so that comparing 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,22 @@ def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") ->
         np.asarray(nll, np.float64)[given.counted],
         {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
     )
+
+
+@contextlib.contextmanager
+def grads_on() -> Iterator[None]:
+    """Within: torch computes gradients, whatever the caller has turned off."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def logits_of_ids(model: Decoder, ids: np.ndarray) -> np.ndarray:
+    """The logits (b t v) of ids alone, without positions or segments, as people call it."""
+    import jax
+
+    return np.asarray(jax.jit(lambda model: model(ids))(model))
 
 
 def logits_jax(model: Decoder, given: Inputs) -> np.ndarray:

@@ -107,6 +107,9 @@ def train(
         report.checks += found.checks
         report.trajectory = report.trajectory or found.steps
         ends = ends or found.ends
+    clip = plan.config.clip
+    if clip is not None and all(step["clip_torch"] == 1 for step in report.trajectory):
+        report.blind.append(f"the clip at {clip:g}: no gradient's norm reached it in training")
     left = [d for d in dtypes if d not in DTYPES]
     if left:
         report.notes.append(

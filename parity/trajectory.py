@@ -100,6 +100,15 @@ class JaxSide:
         zeros = {path: np.zeros(x.shape) for path, x in self.params.items()}
         self.opt_state = moments.filled(self.optimizer.init(self.params), zeros, zeros, 0)
 
+    def fresh(self) -> float:
+        """The largest thing in the optimizer's own first moments and count: 0, where it is right.
+
+        Its state is filled by name, so that a start that is wrong would never be seen.
+        """
+        mu, nu, count = moments.from_optax(self.spec, self.optimizer.init(self.params), self.layout)
+        kept = [np.abs(np.asarray(x, np.float64)).max() for m in (mu, nu) for x in m.values()]
+        return float(np.max([count, *kept]))
+
     def again(self, tensors: Tensors) -> JaxSide:
         """The same, compiled already, from the start with other tensors."""
         new = copy.copy(self)
@@ -229,6 +238,7 @@ def trajectory(
         other = {n: Tensor.of(np.asarray(t.read()).astype(dtype)) for n, t in theirs[1].items()}
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         ours = JaxSide(twin, other, config, steps, dtype, layout, build)
+        fresh = Check("trained: the optimizer's fresh state", dtype, ours.fresh(), 0.0)
         for torchs, jaxs in [(0, 1)] if dtype == "float64" else DRAWS:
             truth = Draw(TorchSide(spec, start, config, steps, "float64"), spec, 0)
             draws = [
@@ -241,6 +251,7 @@ def trajectory(
             out = _side_by_side(truth, draws, mine, batches, accumulate, dtype)
             if all(check.ok for check in out.checks):
                 break
+    out.checks.insert(0, fresh)
     return out
 
 

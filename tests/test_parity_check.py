@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from configs import PRESETS, BadInput
-from parity import bridge, budgets, judge, metrics, report
+from parity import bridge, budgets, judge, metrics, report, sides
 from parity.faults import FAULTS
 from parity.findings import Check, Report
 from parity.inputs import inputs
@@ -102,9 +104,74 @@ def test_nan_never_passes() -> None:
     broken.grads["w"][0] = np.nan
     bad, good = (budgets.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
     noise = budgets.rounding(outcome(1.0), "float32")
-    for runs, torch in (([bad], [good]), ([good, bad], [good]), ([good], [bad, good])):
-        checks = budgets.budgeted(runs, torch, noise, "float32")
+    for runs, torchs in (([bad], [good]), ([good, bad], [good]), ([good], [bad, good])):
+        checks = budgets.budgeted(runs, torchs, noise, "float32")
         assert [c.name for c in checks if not c.ok] == ["grad w"]
+
+
+def test_a_budget_that_is_no_number_allows_nothing() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert Check("x", "float16", 1.0, 1.0).ok
+    for error, budget in ((1.0, inf), (inf, inf), (nan, 1.0), (1.0, nan), (0.0, inf)):
+        assert not Check("x", "float16", error, budget).ok
+
+
+def test_a_budget_that_lets_anything_pass_is_said() -> None:
+    checks = [Check("grad w", "float16", 0.1, 3.0), Check("grad v", "float16", 0.1, 0.7)]
+    loose = [*checks, Check("logits", "float16", 0.1, 0.2), Check(budgets.KL, "float16", 0, 9.0)]
+    assert budgets._hollow(loose, "float16") == [
+        "grad w and 1 more in float16: torch's own rounding leaves nothing to compare"
+    ]
+    assert budgets._hollow(loose[2:], "float16") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"tokens": 9.5}, "8 tokens or more, got 9.5"),
+        ({"layout": "zig"}, "one of scan, unroll, got 'zig'"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"dtypes": "float32"}, r"a list, as \['float32'\]"),
+        ({"dtypes": []}, "at least one dtype"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        judge.check(TINY, {}, **how)
+    with pytest.raises(BadInput, match="no next token"):
+        judge.check(replace(TINY, max_len=1), {})
+
+
+@pytest.mark.parametrize(
+    ("call", "failing"),
+    [("plain", "logits, of the ids alone"), ("cached", "logits, decoded from the cache")],
+)
+def test_the_other_calls_are_made_too(
+    call: str, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits sevenfold without positions; another second row from the cache."""
+    if call == "plain":
+        right = sides.logits_of_ids
+        monkeypatch.setattr(sides, "logits_of_ids", lambda model, ids: 7 * right(model, ids))
+    else:
+        decode = sides.decode_jax
+
+        def wrong(*args: Any, **how: Any) -> np.ndarray:
+            out = np.array(decode(*args, **how))
+            out[1:] *= 5
+            return out
+
+        monkeypatch.setattr(sides, "decode_jax", wrong)
+    weights = bridge.from_state(torch_model(TINY).state_dict())
+    found = judge.check(TINY, weights, dtypes=["float64"], tokens=8, explain=False, layout="unroll")
+    assert [c.name for c in found.checks if not c.ok] == [failing]
+
+
+def test_gradients_are_on_whatever_the_caller_has_turned_off() -> None:
+    weights = bridge.from_state(torch_model(TINY).state_dict())
+    with torch.inference_mode():
+        found = judge.check(TINY, weights, dtypes=["float64"], tokens=8, layout="unroll")
+    assert found.equal
 
 
 def test_nothing_compared_is_not_equal() -> None:

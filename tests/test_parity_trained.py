@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import optax
 import pytest
 from typer.testing import CliRunner
 
@@ -20,7 +23,7 @@ from parity.wording import verdict
 
 CALM = replace(CONFIG, peak=1e-2)
 PLAN = Plan(6, CALM, accumulate=2, length=8)
-KINDS = ["rate", "clip", "loss", "parameters", "mu", "nu"]
+KINDS = ["the optimizer's fresh state", "rate", "clip", "loss", "parameters", "mu", "nu"]
 
 
 def kinds(report: Report, start: str) -> list[str]:
@@ -75,6 +78,29 @@ def test_a_wrong_optimizer_is_named(new: dict[str, float], cause: str, failing: 
     assert "Trained side by side" in html
     assert "updates, each step alone" in html
     assert suspect.cause.advice.split("'")[0] in html
+
+
+def test_an_optimizer_that_starts_with_moments_is_seen() -> None:
+    """Its state is filled by name for every comparison: this one looks at what it fills itself."""
+
+    def build(config: Any, steps: int, letters: Any) -> Any:
+        good = changed()(config, steps, letters)
+
+        def init(params: Any) -> Any:
+            ones = jax.tree.map(jax.numpy.ones_like, params)
+            return optax.tree.set(good.init(params), mu=ones)
+
+        return optax.GradientTransformationExtraArgs(init, good.update)
+
+    report = trained_with(replace(PLAN, steps=3, build=build))
+    bad = [c for c in report.checks if not c.ok]
+    assert [(c.name, c.error) for c in bad] == [("trained: the optimizer's fresh state", 1.0)]
+
+
+@pytest.mark.parametrize(("clip", "said"), [(1e9, True), (1e-3, False), (None, False)])
+def test_a_clip_that_is_never_reached_is_said(clip: float | None, said: bool) -> None:
+    report = trained_with(replace(PLAN, steps=3, config=replace(CALM, clip=clip)))
+    assert ["the clip at 1e+09" in line for line in report.blind] == [True] * said
 
 
 def test_models_that_differ_are_not_trained() -> None:
