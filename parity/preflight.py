@@ -242,16 +242,12 @@ def _numbers(want: np.ndarray, got: np.ndarray) -> Slip | None:
     if got.size > 1 and (got == got.flat[0]).all():
         return Slip("constant", f"is {got.flat[0]} everywhere", ADVICE["constant"])
     scale, rest = metrics.best_fit(got, want)
-    if rest < 1e-3 * abs(scale - 1) and rest < float(np.finfo(_wide(want.dtype)).eps) * 4:
+    if rest < 1e-2 * abs(scale - 1) and rest < float(ml_dtypes.finfo(want.dtype).eps):
         return Slip("scaled-weight", f"is multiplied by {scale:.6g}", ADVICE["scaled-weight"])
     changed = int((got != want).sum())
     if changed <= max(1, want.size // 100):
         return Slip("one-element", f"differs: {_where(want, got)}", ADVICE["one-element"])
     return None
-
-
-def _wide(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype in (np.float32, np.float64, np.float16) else np.dtype(np.float16)
 
 
 def _reordered(
