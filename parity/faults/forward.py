@@ -350,13 +350,21 @@ def _sum(norm: Any, self: Any, x: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + self.eps) * self.weight[...]
+    return (
+        x
+        * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + self.eps)
+        * self.scale(self.weight[...])
+    )
 
 
 def _outside(norm: Any, self: Any, x: Any) -> Any:
     import jax.numpy as jnp
 
-    return x / (jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) + self.eps) * self.weight[...]
+    return (
+        x
+        / (jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) + self.eps)
+        * self.scale(self.weight[...])
+    )
 
 
 def _gate(hidden: Callable[[Any, Any, Any], Any]) -> Callable[[Decoder], None]:
