@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from rich.console import Console
 
@@ -135,6 +136,7 @@ def test_nothing_of_what_holds() -> None:
     assert "of 128 top-1 tokens flip, the largest margin 0." in note
 
 
+@pytest.mark.slow
 def test_a_working_dtype_alone() -> None:
     """Without float64 there is no diagnosis, and yet what failed is told in numbers."""
     tiny = PRESETS["reference-tiny"]

@@ -159,6 +159,7 @@ def run_of(spec: Model) -> tuple[Subject, Any, Any]:
     return wrong_decoder(spec, tensors, given, None), given, truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, SANDWICH], ids=["pre-norm, tied", "sandwich, untied"])
 def test_every_value_cotangent_and_gradient_is_right_alone(tmp_path: Path, spec: Model) -> None:
     """What each is computed from is known, and is all of it: else it would be wrong by far."""

@@ -103,6 +103,7 @@ def test_a_clip_that_is_never_reached_is_said(clip: float | None, said: bool) ->
     assert ["the clip at 1e+09" in line for line in report.blind] == [True] * said
 
 
+@pytest.mark.slow
 def test_models_that_differ_are_not_trained() -> None:
     how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "use_witness": False}
     plan = replace(PLAN, steps=3)
