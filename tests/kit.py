@@ -19,6 +19,7 @@ from configs import Model
 from configs.llama import llama
 from jaxmodel import axes
 from parity import bridge, table, tensors
+from torchref.norm import RMSNorm
 
 DATA = Path(__file__).parent / "golden"
 GOLDEN = ("reference_gqa_tied", "reference_mqa_untied")
@@ -89,6 +90,9 @@ def torch_model(spec: Model, values: Mapping[str, np.ndarray] | None = None, see
                 param.uniform_(0.5, 1.5, generator=noise)
             else:
                 param.normal_(0, param.shape[1] ** -0.5, generator=noise)
+        for module in model.modules():
+            if isinstance(module, RMSNorm) and module.scale(0) == 1:
+                module.weight -= 1  # the scale is 1 + w; at two, rounding doubles in every layer
     return model
 
 
