@@ -18,7 +18,7 @@ import parity
 from configs import PRESETS
 from parity import budgets, curves, detailed, details, html, judge, junit, report, wording
 from parity.faults import FAULTS
-from parity.faults.forward import calling
+from parity.faults.making import calling
 from parity.findings import Check, Report
 from parity.inputs import inputs
 from parity.killtable import TOKENS, shapes, weights

@@ -18,7 +18,7 @@ from jaxmodel.probe import Slot, looking, probe
 from parity import cached, curves, killtable, metrics, preflight, probes
 from parity.diagnose import diagnose
 from parity.faults import FAULTS
-from parity.faults.forward import calling
+from parity.faults.making import calling
 from parity.inputs import blind, inputs
 from parity.killtable import TOKENS, judge, shapes, weights
 from parity.sides import Wrong

@@ -7,118 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from parity.faults.base import NoPlace, add
+from parity.faults.making import attending, calling, seeing, set_to, setting, wiring
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
-
-
-def parts(model: Any, name: str) -> list[Any]:
-    """Every module of that class, found by walking the model."""
-    from flax import nnx
-
-    return [m for _, m in nnx.iter_modules(model) if type(m).__name__ == name]
-
-
-def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], None]:
-    def edit(model: Decoder) -> None:
-        found = parts(model, part)
-        if not found:
-            raise NoPlace(f"the model has no {part}")
-        for module in found:
-            change(module)
-
-    return edit
-
-
-def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
-    """Every module of that class answers with call(original, module, *arguments)."""
-
-    def change(module: Any) -> None:
-        cls = type(module)
-
-        def wrapped(self: Any, *args: Any) -> Any:
-            def original(*given: Any) -> Any:
-                return cls.__call__(self, *given)
-
-            original.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
-            return call(original, self, *args)
-
-        module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
-
-    return setting(part, change)
-
-
-def attend(
-    self: Any,
-    x: Any,
-    seen: Any,
-    kv: Any,
-    *,
-    tile: bool = False,
-    scores: Callable[[Any], Any] = lambda scores: scores,
-    softmax: Any = None,
-    values: Callable[[Any, Any], Any] = lambda rotate, v: v,
-) -> Any:
-    """jaxmodel's attention, with what can be got wrong inside it as arguments."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxmodel.cache import extend
-    from jaxmodel.probe import probe
-
-    q = jnp.einsum("btd,dnh->btnh", x, self.q[...])
-    k = jnp.einsum("btd,dkh->btkh", x, self.k[...])
-    v = jnp.einsum("btd,dkh->btkh", x, self.v[...])
-    q = probe(self.rotate(q, seen.positions), "attn/q")
-    k = probe(self.rotate(k, seen.positions), "attn/k")
-    v = probe(values(lambda y: self.rotate(y, seen.positions), v), "attn/v")
-    k, v, kv = extend(kv, k, v, seen.offset)
-    groups = self.groups[1]
-    spread = (
-        (lambda y: jnp.tile(y, (1, 1, groups, 1)))
-        if tile
-        else (lambda y: jnp.repeat(y, groups, axis=2))
-    )
-    s = scores(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale)
-    s = jnp.where(seen.mask[:, None], s, jnp.finfo(s.dtype).min)
-    weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
-    mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
-    return jnp.einsum("btnh,nhd->btd", mixed, self.o[...]), kv
-
-
-def attending(**how: Any) -> Callable[[Decoder], None]:
-    return calling("Attention", lambda a, self, x, seen, kv: attend(self, x, seen, kv, **how))
-
-
-def wiring(
-    mid: Callable[[Any, Any], Any] = lambda x, part: x + part,
-    out: Callable[[Any, Any, Any], Any] = lambda x, y, part: y + part,
-    feed: Callable[[Any, Any], Any] = lambda x, y: y,
-) -> Callable[[Decoder], None]:
-    """Blocks wired otherwise: `feed` is what the feed-forward's norm reads."""
-
-    def call(block: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
-        from jaxmodel.probe import probe
-
-        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
-        mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
-        y = probe(mid(x, mixed), "mid")
-        fed = probe(self.ffn(probe(self.pre_ffn(feed(x, y)), "pre_ffn")), "ffn")
-        return probe(out(x, y, probe(self.post_ffn(fed), "post_ffn")), "out"), kv
-
-    return calling("Block", call)
-
-
-def _seen(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    return lambda attend, self, x, seen, kv: attend(x, seen._replace(**change(seen)), kv)
-
-
-def _set(**values: Any) -> Callable[[Any], None]:
-    def change(module: Any) -> None:
-        for name, value in values.items():
-            setattr(module, name, value(module) if callable(value) else value)
-
-    return change
 
 
 def _future(seen: Any) -> dict[str, Any]:
@@ -212,15 +104,17 @@ add(
     "scale-missing-attn",
     "scores not divided by sqrt(h)",
     "scale-missing",
-    edit=setting("Attention", _set(scale=1.0)),
+    edit=setting("Attention", set_to(scale=1.0)),
 )
 add(
     "scale-off",
     "scores divided by sqrt(h + 1)",
-    edit=setting("Attention", _set(scale=lambda a: (a.scale**-2 + 1) ** -0.5)),
+    edit=setting("Attention", set_to(scale=lambda a: (a.scale**-2 + 1) ** -0.5)),
 )
-add("causal-corner", "each token also sees the next one", edit=calling("Attention", _seen(_future)))
-add("documents-leak", "packed documents see each other", edit=calling("Attention", _seen(_leak)))
+add(
+    "causal-corner", "each token also sees the next one", edit=calling("Attention", seeing(_future))
+)
+add("documents-leak", "packed documents see each other", edit=calling("Attention", seeing(_leak)))
 add("layer-norm", "the mean subtracted in an RMS norm", edit=calling("RMSNorm", _layer_norm))
 add("norm-float32", "norms in float32 in a float64 run", edit=calling("RMSNorm", _narrow))
 add(
@@ -328,7 +222,7 @@ add(
 add(
     "position-scaled",
     "positions divided by a factor nobody asked for",
-    edit=setting("Rotary", _set(frequency=lambda r: tuple(f / 4 for f in r.frequency))),
+    edit=setting("Rotary", set_to(frequency=lambda r: tuple(f / 4 for f in r.frequency))),
 )
 add("rope-partial", "half of each head turned", edit=calling("Rotary", _partial))
 add(
@@ -336,9 +230,9 @@ add(
     "the values rotated too",
     edit=attending(values=lambda rotate, v: rotate(v)),
 )
-add("window", "only the last 8 tokens seen", edit=calling("Attention", _seen(_window(8))))
-add("diagonal-hidden", "a token does not see itself", edit=calling("Attention", _seen(_strict)))
-add("not-causal", "everything seen by all", edit=calling("Attention", _seen(_open)))
+add("window", "only the last 8 tokens seen", edit=calling("Attention", seeing(_window(8))))
+add("diagonal-hidden", "a token does not see itself", edit=calling("Attention", seeing(_strict)))
+add("not-causal", "everything seen by all", edit=calling("Attention", seeing(_open)))
 add("soft-cap", "scores capped at 3", edit=attending(scores=_softcap(3.0)))
 add("softmax-float32", "the softmax in float32 in a float64 run", edit=attending(softmax="float32"))
 add("softmax-bfloat16", "the softmax in bfloat16", edit=attending(softmax="bfloat16"))
@@ -419,7 +313,7 @@ add(
     "activation-relu",
     "ReLU where SiLU belongs",
     "activation",
-    edit=setting("GatedFFN", _set(act=lambda module: _relu)),
+    edit=setting("GatedFFN", set_to(act=lambda module: _relu)),
 )
 add(
     "activation-on-up",
@@ -504,7 +398,7 @@ def _all_slots(seen: Any) -> dict[str, Any]:
 add(
     "cache-positions",
     "each step turned as if at position 0",
-    edit=calling("Attention", _seen(_restarted)),
+    edit=calling("Attention", seeing(_restarted)),
     layered=False,
 )
-add("cache-mask", "empty slots seen", edit=calling("Attention", _seen(_all_slots)))
+add("cache-mask", "empty slots seen", edit=calling("Attention", seeing(_all_slots)))

@@ -1,0 +1,120 @@
+"""How a fault is made in a finished JAX model: parts that answer, or are set, otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from parity.faults.base import NoPlace
+
+if TYPE_CHECKING:
+    from jaxmodel import Decoder
+
+
+def parts(model: Any, name: str) -> list[Any]:
+    """Every module of that class, found by walking the model."""
+    from flax import nnx
+
+    return [m for _, m in nnx.iter_modules(model) if type(m).__name__ == name]
+
+
+def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], None]:
+    def edit(model: Decoder) -> None:
+        found = parts(model, part)
+        if not found:
+            raise NoPlace(f"the model has no {part}")
+        for module in found:
+            change(module)
+
+    return edit
+
+
+def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
+    """Every module of that class answers with call(original, module, *arguments)."""
+
+    def change(module: Any) -> None:
+        cls = type(module)
+
+        def wrapped(self: Any, *args: Any) -> Any:
+            def original(*given: Any) -> Any:
+                return cls.__call__(self, *given)
+
+            original.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
+            return call(original, self, *args)
+
+        module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
+
+    return setting(part, change)
+
+
+def attend(
+    self: Any,
+    x: Any,
+    seen: Any,
+    kv: Any,
+    *,
+    tile: bool = False,
+    scores: Callable[[Any], Any] = lambda scores: scores,
+    softmax: Any = None,
+    values: Callable[[Any, Any], Any] = lambda rotate, v: v,
+) -> Any:
+    """jaxmodel's attention, with what can be got wrong inside it as arguments."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxmodel.cache import extend
+    from jaxmodel.probe import probe
+
+    q = jnp.einsum("btd,dnh->btnh", x, self.q[...])
+    k = jnp.einsum("btd,dkh->btkh", x, self.k[...])
+    v = jnp.einsum("btd,dkh->btkh", x, self.v[...])
+    q = probe(self.rotate(q, seen.positions), "attn/q")
+    k = probe(self.rotate(k, seen.positions), "attn/k")
+    v = probe(values(lambda y: self.rotate(y, seen.positions), v), "attn/v")
+    k, v, kv = extend(kv, k, v, seen.offset)
+    groups = self.groups[1]
+    spread = (
+        (lambda y: jnp.tile(y, (1, 1, groups, 1)))
+        if tile
+        else (lambda y: jnp.repeat(y, groups, axis=2))
+    )
+    s = scores(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale)
+    s = jnp.where(seen.mask[:, None], s, jnp.finfo(s.dtype).min)
+    weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
+    mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
+    return jnp.einsum("btnh,nhd->btd", mixed, self.o[...]), kv
+
+
+def attending(**how: Any) -> Callable[[Decoder], None]:
+    return calling("Attention", lambda a, self, x, seen, kv: attend(self, x, seen, kv, **how))
+
+
+def wiring(
+    mid: Callable[[Any, Any], Any] = lambda x, part: x + part,
+    out: Callable[[Any, Any, Any], Any] = lambda x, y, part: y + part,
+    feed: Callable[[Any, Any], Any] = lambda x, y: y,
+) -> Callable[[Decoder], None]:
+    """Blocks wired otherwise: `feed` is what the feed-forward's norm reads."""
+
+    def call(block: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
+        from jaxmodel.probe import probe
+
+        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
+        mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
+        y = probe(mid(x, mixed), "mid")
+        fed = probe(self.ffn(probe(self.pre_ffn(feed(x, y)), "pre_ffn")), "ffn")
+        return probe(out(x, y, probe(self.post_ffn(fed), "post_ffn")), "out"), kv
+
+    return calling("Block", call)
+
+
+def seeing(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
+    return lambda attend, self, x, seen, kv: attend(x, seen._replace(**change(seen)), kv)
+
+
+def set_to(**values: Any) -> Callable[[Any], None]:
+    def change(module: Any) -> None:
+        for name, value in values.items():
+            setattr(module, name, value(module) if callable(value) else value)
+
+    return change
