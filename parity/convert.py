@@ -22,6 +22,7 @@ from configs.spec import to_json
 from parity import ops, table, writers
 from parity.dialects import HF_LLAMA, to_hf
 from parity.source import IDS, Source, open_source
+from parity.table import Move
 from parity.tensors import Tensor, Tensors, backward, forward, moves
 from parity.writers import nbytes, raw
 
@@ -157,7 +158,18 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         files = {name: data for name, data in carry.items() if name != IDS}
         writers.write_hf(dst, config, backward(rows, tensors, source.name), files, shard=shard)
 
-    steps = [Step(m.there[0], m.shape_there, ops.flip(m.pattern), (m.here,)) for m in moves(rows)]
+    parts: dict[str, list[Move]] = {}
+    for move in moves(rows):
+        parts.setdefault(move.there[0], []).append(move)
+    steps = [
+        Step(
+            name,
+            group[0].shape_there,
+            ", ".join(dict.fromkeys(ops.flip(m.pattern) for m in group)),
+            tuple(m.here for m in group),
+        )
+        for name, group in parts.items()
+    ]
     return Plan(steps, write, (said,) if turned else ())
 
 

@@ -16,19 +16,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from configs.spec import GQA, LN, RMS, Block, Glu, Model, Rope
 from parity import ops
 
 
 @dataclass(frozen=True)
 class Row:
-    """here: a name on this side; there: on the other; pattern: axes, there -> here."""
+    """here: a name on this side; there: on the other; pattern: axes, there -> here.
+
+    take: (letter, start, stop) where this row uses only the entries start..stop-1 of that letter's
+    axis there, and further rows with the same name there use the others. `sizes` has the whole
+    axis. A letter of which one entry is taken may be left out of the side here.
+    """
 
     here: str
     there: str
     pattern: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     holes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    take: tuple[str, int, int] | None = None
 
     def within(self, here: str, there: str, holes: Mapping[str, Sequence[int]]) -> Row:
         """The row as part of something: both names prefixed, holes added."""
@@ -51,26 +59,60 @@ class Row:
                 self.there.format(**at, **dict(zip(stacked, cell, strict=True))) for cell in cells
             ]
             stack = tuple(len(self.holes[h]) for h in stacked)
-            yield Move(self.here.format(**at), tuple(there), self.pattern, self.sizes, stack)
+            here = self.here.format(**at)
+            yield Move(here, tuple(there), self.pattern, self.sizes, stack, self.take)
 
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor here and the one or several there that it is made of."""
+    """One tensor here and the one or several there that it is made of, or is a part of."""
 
     here: str
     there: tuple[str, ...]
     pattern: str
     sizes: Mapping[str, int]
     stack: tuple[int, ...]
+    take: tuple[str, int, int] | None = None
+
+    @property
+    def sizes_here(self) -> Mapping[str, int]:
+        """The sizes of what is taken."""
+        if self.take is None:
+            return self.sizes
+        letter, start, stop = self.take
+        return {**self.sizes, letter: stop - start}
 
     @property
     def shape_here(self) -> tuple[int, ...]:
-        return self.stack + ops.shape(ops.sides(self.pattern)[1], self.sizes)
+        return self.stack + ops.shape(ops.sides(self.pattern)[1], self.sizes_here)
 
     @property
     def shape_there(self) -> tuple[int, ...]:
         return ops.shape(ops.sides(self.pattern)[0], self.sizes)
+
+    @property
+    def axes_there(self) -> list[str]:
+        """The letters of the side there."""
+        return ops.letters(ops.sides(self.pattern)[0])
+
+    def forward(self, there: np.ndarray) -> np.ndarray:
+        """What one tensor there gives to the one here (without the axes of a stack)."""
+        if self.take is None:
+            return ops.rearrange(there, self.pattern, self.sizes)
+        left, right = ops.sides(self.pattern)
+        cut = ops.entries(there, left, self.sizes, self.take)
+        return ops.rearrange(cut, f"{' '.join(self.axes_there)} -> {right}", self.sizes_here)
+
+    def backward(self, here: np.ndarray) -> np.ndarray:
+        """The inverse, where the tensor there is this one's alone."""
+        return ops.rearrange(here, ops.flip(self.pattern), self.sizes)
+
+    def put(self, here: np.ndarray, there: np.ndarray) -> None:
+        """The inverse, where the tensor there is fused of several: this one's entries are set."""
+        assert self.take is not None
+        left, right = ops.sides(self.pattern)
+        cut = ops.entries(there, left, self.sizes, self.take)
+        cut[...] = ops.rearrange(here, f"{right} -> {' '.join(self.axes_there)}", self.sizes_here)
 
 
 SCALE, BIAS = (Row(name, name.replace("/", "."), "d -> d") for name in ("weight", "bias/weight"))

@@ -7,6 +7,7 @@ worth is proven first, from names, shapes and dtypes alone.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from difflib import get_close_matches
 import numpy as np
 
 from configs import BadInput
-from parity import ops
 from parity.table import Move, Row
 
 SHOWN = 20  # problems in one message
@@ -42,12 +42,25 @@ def moves(rows: Iterable[Row]) -> list[Move]:
 
 
 def shapes_there(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
-    """Every name that the rows have there, with its shape."""
-    return [(name, move.shape_there) for move in moves(rows) for name in move.there]
+    """Every name that the rows have there, with its shape; what several take from, once.
+
+    AssertionError if those do not between them take every entry exactly once.
+    """
+    table = moves(rows)
+    fused = _fused(table)
+    return [
+        (name, move.shape_there)
+        for move in table
+        for name in move.there
+        if move.take is None or fused[name][0] is move
+    ]
 
 
 def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor]:
-    """The tensors here, made of those there; a BadInput with every problem if they do not fit."""
+    """The tensors here, made of those there; a BadInput with every problem if they do not fit.
+
+    A fused tensor is kept while its parts are read one after another, in the order given here.
+    """
     table = moves(rows)
     prove(shapes_there(rows), there, where)
     mixed = [
@@ -57,19 +70,65 @@ def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor
     ]
     if mixed:
         raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
-    return {move.here: _stacked(move, there) for move in table}
+    last = {name: parts[-1].here for name, parts in _fused(table).items()}
+    held: dict[str, np.ndarray] = {}
+    return {move.here: _stacked(move, there, last, held) for move in table}
 
 
 def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor]:
     """The inverse of `forward`.
 
     A stack is kept while its parts are read one after another, in the order given here, and let go
-    with the last of them.
+    with the last of them. A fused tensor is assembled when it is read.
     """
     table = moves(rows)
     prove([(m.here, m.shape_here) for m in table], here, where)
+    fused = _fused(table)
+    mixed = [
+        f"  {name} is fused of tensors of {sorted(dtypes)}"
+        for name, parts in fused.items()
+        if len(dtypes := {str(here[part.here].dtype) for part in parts}) > 1
+    ]
+    if mixed:
+        raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
     held: dict[str, np.ndarray] = {}
-    return {name: _part(move, i, here, held) for move in table for i, name in enumerate(move.there)}
+    out: dict[str, Tensor] = {}
+    for move in table:
+        for i, name in enumerate(move.there):
+            if move.take is None:
+                out[name] = _part(move, i, here, held)
+            elif name not in out:
+                out[name] = _whole(name, fused[name], here, held)
+    return out
+
+
+def _fused(table: Sequence[Move]) -> dict[str, list[Move]]:
+    """The moves that take from each fused tensor there, proven to take every entry once."""
+    out: dict[str, list[Move]] = {}
+    for move in table:
+        for name in move.there if move.take else ():
+            out.setdefault(name, []).append(move)
+    for name, parts in out.items():
+        _tiled(name, parts)
+    return out
+
+
+def _tiled(name: str, parts: Sequence[Move]) -> None:
+    """An AssertionError unless the parts' entries are all those of one axis, each once."""
+    axes, taken = set(), []
+    for move in parts:
+        assert move.take is not None
+        letter, start, stop = move.take
+        before = move.axes_there[: move.axes_there.index(letter)]
+        outer = math.prod(move.sizes[a] for a in before)
+        axes.add((move.shape_there, outer, move.sizes[letter]))
+        taken.append((start, stop))
+    if len(axes) > 1:
+        raise AssertionError(f"the table cuts {name} along different axes: {sorted(axes)}")
+    size = axes.pop()[2]
+    edges = [0, *(at for cut in sorted(taken) for at in cut), size]
+    if any(a != b for a, b in zip(edges[::2], edges[1::2], strict=True)):
+        raise AssertionError(f"the table takes {sorted(taken)} of the {size} entries of {name}")
 
 
 def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: str) -> None:
@@ -101,13 +160,32 @@ def listed(problems: Sequence[str]) -> str:
     return "\n".join([*problems[:SHOWN], *([f"  and {more} more"] if more > 0 else [])])
 
 
-def _stacked(move: Move, there: Tensors) -> Tensor:
-    """One tensor here, filled slot by slot, so that only one source is in memory beside it."""
+def _stacked(
+    move: Move, there: Tensors, last: Mapping[str, str], held: dict[str, np.ndarray]
+) -> Tensor:
+    """One tensor here, filled slot by slot, so that only one source is in memory beside it.
+
+    `held` keeps the last fused tensor read until the part that is `last` to be made of it.
+    """
+
+    def whole(name: str) -> np.ndarray:
+        if name not in last:
+            return there[name].read()
+        x = held.get(name)
+        if x is None:
+            held.clear()
+            x = there[name].read()
+        if last[name] == move.here:
+            held.clear()
+        else:
+            held[name] = x
+        return x
 
     def read() -> np.ndarray:
-        parts = (ops.rearrange(there[n].read(), move.pattern, move.sizes) for n in move.there)
+        parts = (move.forward(whole(name)) for name in move.there)
         if not move.stack:
-            return next(parts)
+            part = next(parts)
+            return part if move.take is None else part.copy()  # no view that keeps the whole
         out = np.empty(move.shape_here, dtype)
         slots = out.reshape(-1, *move.shape_here[len(move.stack) :])
         for slot, part in zip(slots, parts, strict=True):
@@ -118,19 +196,36 @@ def _stacked(move: Move, there: Tensors) -> Tensor:
     return Tensor(move.shape_here, dtype, read)
 
 
+def _slot(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
+    """The i-th of a stack here; `held` keeps the last stack read."""
+    whole = held.get(move.here)
+    if whole is None:
+        held.clear()
+        whole = here[move.here].read()
+    if i + 1 < len(move.there):
+        held[move.here] = whole
+    else:
+        held.clear()
+    return whole.reshape(-1, *move.shape_here[len(move.stack) :])[i]
+
+
 def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
-    """The i-th tensor there that one here is made of; `held` keeps the last stack read."""
+    """The i-th tensor there that one here is made of."""
 
     def read() -> np.ndarray:
-        whole = held.get(move.here)
-        if whole is None:
-            held.clear()
-            whole = here[move.here].read()
-        if i + 1 < len(move.there):
-            held[move.here] = whole
-        else:
-            held.clear()
-        slots = whole.reshape(-1, *move.shape_here[len(move.stack) :])
-        return ops.rearrange(slots[i], ops.flip(move.pattern), move.sizes)
+        return move.backward(_slot(move, i, here, held))
 
     return Tensor(move.shape_there, here[move.here].dtype, read)
+
+
+def _whole(name: str, parts: Sequence[Move], here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
+    """A fused tensor there, assembled from its parts here."""
+    shape, dtype = parts[0].shape_there, here[parts[0].here].dtype
+
+    def read() -> np.ndarray:
+        out = np.empty(shape, dtype)
+        for move in parts:
+            move.put(_slot(move, move.there.index(name), here, held), out)
+        return out
+
+    return Tensor(shape, dtype, read)
