@@ -246,7 +246,7 @@ def _watched(source: Source, seen: dict[str, str], progress: Progress) -> dict[s
                 progress(f"{len(seen)} of {total} tensors")
             return x
 
-        return replace(tensor, read=read)
+        return replace(tensor, read=read, slices=None)
 
     return {name: watch(name, tensor) for name, tensor in source.tensors.items()}
 

@@ -81,10 +81,15 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
             + listed(odd)
         )
 
-    def reader(name: str) -> Callable[[], np.ndarray]:
-        return lambda: file.get_tensor(name)
+    def tensor(name: str) -> Tensor:
+        return Tensor(
+            shapes[name],
+            FLOATS[dtypes[name]],
+            lambda: file.get_tensor(name),
+            lambda index: file.get_slice(name)[index],
+        )
 
-    return {name: Tensor(shapes[name], FLOATS[dtypes[name]], reader(name)) for name in heads}
+    return {name: tensor(name) for name in heads}
 
 
 def torch_load(path: Path) -> Any:
@@ -131,16 +136,18 @@ def torch_tensors(state: Any, path: Path) -> dict[str, Tensor]:
             + listed(odd)
         )
 
-    def reader(value: Any) -> Callable[[], np.ndarray]:
-        return lambda: bridge.to_numpy(value)
+    def tensor(value: Any) -> Tensor:
+        return Tensor(
+            tuple(value.shape),
+            dtypes[value.dtype],
+            lambda: bridge.to_numpy(value),
+            lambda index: bridge.to_numpy(value[index]),
+        )
 
     strange = [f"  {name}: {what}" for name, value in state.items() if (what := unlike(value))]
     if strange:
         raise BadInput(f"{path} must hold dense tensors on the CPU only:\n{listed(strange)}")
-    return {
-        name: Tensor(tuple(value.shape), dtypes[value.dtype], reader(value))
-        for name, value in state.items()
-    }
+    return {name: tensor(value) for name, value in state.items()}
 
 
 def unlike(value: Any) -> str:

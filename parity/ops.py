@@ -7,7 +7,7 @@ the arrow turned round, so nothing here can change a value, and every conversion
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -24,10 +24,14 @@ def sides(pattern: str) -> tuple[str, str]:
     return left.strip(), right.strip()
 
 
+def groups(side: str) -> list[list[str]]:
+    """The letters of every axis of one side: "(n h) d" -> [n, h], [d]."""
+    return [letters(group) for group in re.findall(r"\([^)]*\)|\S+", side)]
+
+
 def shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape that one side of a pattern describes: "(n h) d" -> (n * h, d)."""
-    groups = re.findall(r"\([^)]*\)|\S+", side)
-    return tuple(prod(sizes[a] for a in group.strip("()").split()) for group in groups)
+    return tuple(prod(sizes[a] for a in group) for group in groups(side))
 
 
 def letters(side: str) -> list[str]:
@@ -64,3 +68,79 @@ def entries(
     axes = letters(side)
     split = x.reshape([sizes[a] for a in axes])
     return split[(slice(None),) * axes.index(letter) + (slice(start, stop),)]
+
+
+Index = tuple[slice, ...]  # one for each axis, of step 1
+
+
+def part(
+    read: Callable[[Index], np.ndarray],
+    pattern: str,
+    sizes: Mapping[str, int],
+    index: Index,
+    take: tuple[str, int, int] | None = None,
+) -> np.ndarray:
+    """rearrange(...)[index], given `read`, which reads a slice of the left side alone.
+
+    `sizes` are the left side's, `take` as in `entries`. Read is the smallest slice that holds what
+    is asked for: no more than that where a slice of a group, such as (n h), is whole entries of its
+    first letters, or falls within one of them.
+    """
+    left, right = sides(pattern)
+    letter, start, stop = take or ("", 0, 0)
+    inner = {**sizes, letter: stop - start} if take else sizes
+    wanted: dict[str, tuple[int, int]] = {}
+    cut = []
+    for group, at in zip(groups(right), index, strict=True):
+        lengths = [inner[a] for a in group]
+        ranges = _around(lengths, at.start, at.stop)
+        first = flat(lengths, [low for low, _ in ranges])
+        cut.append(slice(at.start - first, at.stop - first))
+        wanted |= dict(zip(group, ranges, strict=True))
+    wanted = {a: wanted.get(a, (0, inner[a])) for a in letters(left)}
+    if take:
+        wanted[letter] = (wanted[letter][0] + start, wanted[letter][1] + start)
+    bounds, lengths, inside = [], [], []
+    for group in groups(left):
+        known = _slice_of([sizes[a] for a in group], [wanted[a] for a in group])
+        bounds.append(known[0])
+        for a, (low, high) in zip(group, known[1], strict=True):
+            lengths.append(high - low)
+            inside.append(slice(wanted[a][0] - low, wanted[a][1] - low))
+    box = read(tuple(bounds)).reshape(lengths)[tuple(inside)]
+    taken = {a: high - low for a, (low, high) in wanted.items()}
+    there = {**dict.fromkeys(letters(right), 1), **taken}
+    return rearrange(box, f"{' '.join(letters(left))} -> {right}", there)[tuple(cut)]
+
+
+def _around(lengths: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
+    """The range of each letter of a group, such that together they hold its start..stop-1."""
+    out = []
+    rest = prod(lengths)
+    for at, length in enumerate(lengths):
+        rest //= length
+        low, high = start // rest, (stop - 1) // rest + 1
+        out.append((low, high))
+        if high - low > 1:
+            return out + [(0, length) for length in lengths[at + 1 :]]
+        start, stop = start - low * rest, stop - low * rest
+    return out
+
+
+def _slice_of(
+    lengths: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> tuple[slice, list[tuple[int, int]]]:
+    """The smallest slice of a group that holds those ranges of its letters, and its own ranges."""
+    several = [at for at, (low, high) in enumerate(ranges) if high - low > 1]
+    first = several[0] if several else len(ranges)
+    held = [*ranges[: first + 1], *((0, length) for length in lengths[first + 1 :])]
+    start = flat(lengths, [low for low, _ in held])
+    return slice(start, start + prod(high - low for low, high in held)), held
+
+
+def flat(lengths: Sequence[int], at: Sequence[int]) -> int:
+    """The number within a group of the entry that has those numbers in its letters."""
+    out = 0
+    for length, i in zip(lengths, at, strict=True):
+        out = out * length + i
+    return out

@@ -12,6 +12,7 @@ import numpy as np
 from configs import BadInput, Model
 from configs.spec import from_json
 from parity import files, table
+from parity.ops import Index
 from parity.tensors import Tensor, backward
 
 BATCH = 128 * 2**20  # bytes of a checkpoint's arrays that are read at once
@@ -40,18 +41,20 @@ def gguf_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     ]:
         raise BadInput(f"{path} holds tensors that cannot be dequantized:\n" + "\n".join(odd))
 
-    def read_one(tensor: Any) -> Callable[[], np.ndarray]:
+    def lazy(tensor: Any) -> Tensor:
+        shape = tuple(map(int, reversed(tensor.shape.tolist())))  # GGUF counts from the last axis
+
         def read() -> np.ndarray:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
-            return np.array(values, np.float32).reshape(shape(tensor))
+            return np.array(values, np.float32).reshape(shape)
 
-        return read
+        def slices(index: Index) -> np.ndarray:  # whole rows: a row's blocks belong together
+            rows = gguf.dequantize(tensor.data[index[:-1]], tensor.tensor_type)
+            return np.array(rows[..., index[-1]], np.float32)
 
-    def shape(tensor: Any) -> tuple[int, ...]:
-        return tuple(map(int, reversed(tensor.shape.tolist())))  # GGUF counts from the last axis
+        return Tensor(shape, np.dtype(np.float32), read, slices)
 
-    dtype = np.dtype(np.float32)
-    return metadata, {t.name: Tensor(shape(t), dtype, read_one(t)) for t in reader.tensors}
+    return metadata, {tensor.name: lazy(tensor) for tensor in reader.tensors}
 
 
 def _dequantizable(kind: Any) -> bool:

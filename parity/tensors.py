@@ -7,6 +7,8 @@ worth is proven first, from names, shapes and dtypes alone.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,8 @@ from difflib import get_close_matches
 import numpy as np
 
 from configs import BadInput
+from parity import ops
+from parity.ops import Index
 from parity.table import Move, Row
 
 SHOWN = 20  # problems in one message
@@ -23,11 +27,30 @@ SHOWN = 20  # problems in one message
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and dtype as the file's header gives them, and how to get the values."""
+    """Shape and dtype as the file's header gives them, and how to get the values.
+
+    `slices` gets those at an index alone, one slice of step 1 for each axis, where that costs less.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    slices: Callable[[Index], np.ndarray] | None = None
+
+    def part(self, index: Index) -> np.ndarray:
+        """read()[index], for one slice of step 1 for each axis.
+
+        What is read for it is the smallest slice of the file's tensor that holds these values. Of a
+        row that merges or splits axes it is more where the index is not whole entries of the first
+        letter of a merged axis; and it is the whole tensor where the file allows no slices
+        (an .npz) or where it is fused there of several here.
+        """
+        index = tuple(
+            slice(*at.indices(size)[:2]) for at, size in zip(index, self.shape, strict=True)
+        )
+        if self.slices is None or any(at.start >= at.stop for at in index):
+            return self.read()[index]
+        return self.slices(index)
 
     @staticmethod
     def of(array: np.ndarray) -> Tensor:
@@ -192,12 +215,24 @@ def _stacked(
             slot[...] = part
         return out
 
+    def slices(index: Index) -> np.ndarray:
+        outer, inner = index[: len(move.stack)], index[len(move.stack) :]
+        out = np.empty([at.stop - at.start for at in index], dtype)
+        cells = itertools.product(*(range(at.start, at.stop) for at in outer))
+        for slot, cell in zip(out.reshape(-1, *out.shape[len(outer) :]), cells, strict=True):
+            source = there[move.there[ops.flat(move.stack, cell)]].part
+            slot[...] = ops.part(source, move.pattern, move.sizes, inner, move.take)
+        return out
+
     dtype = there[move.there[0]].dtype
-    return Tensor(move.shape_here, dtype, read)
+    cheap = move.stack or there[move.there[0]].slices
+    return Tensor(move.shape_here, dtype, read, slices if cheap else None)
 
 
 def _slot(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
-    """The i-th of a stack here; `held` keeps the last stack read."""
+    """The i-th of a stack here; `held` keeps the last stack read, if it must be read whole."""
+    if move.stack and here[move.here].slices is not None:
+        return _slot_part(move, i, here, (slice(None),) * len(move.shape_here[len(move.stack) :]))
     whole = held.get(move.here)
     if whole is None:
         held.clear()
@@ -209,13 +244,25 @@ def _slot(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> np.
     return whole.reshape(-1, *move.shape_here[len(move.stack) :])[i]
 
 
+def _slot_part(move: Move, i: int, here: Tensors, index: Index) -> np.ndarray:
+    """The i-th of a stack here at that index of its own axes, nothing else read."""
+    at = tuple(slice(n, n + 1) for n in np.unravel_index(i, move.stack)) if move.stack else ()
+    part = here[move.here].part((*at, *index))
+    return part.reshape(part.shape[len(at) :])
+
+
 def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
     """The i-th tensor there that one here is made of."""
 
     def read() -> np.ndarray:
         return move.backward(_slot(move, i, here, held))
 
-    return Tensor(move.shape_there, here[move.here].dtype, read)
+    def slices(index: Index) -> np.ndarray:
+        source = functools.partial(_slot_part, move, i, here)
+        return ops.part(source, ops.flip(move.pattern), move.sizes, index)
+
+    cheap = here[move.here].slices
+    return Tensor(move.shape_there, here[move.here].dtype, read, slices if cheap else None)
 
 
 def _whole(name: str, parts: Sequence[Move], here: Tensors, held: dict[str, np.ndarray]) -> Tensor:

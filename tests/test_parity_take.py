@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import BadInput
+from parity import bridge, files, readers
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward, shapes_there
 
@@ -266,3 +268,98 @@ def test_a_part_keeps_no_whole_tensor_alive() -> None:
     x = np.zeros(8)
     for tensor in forward(cut((0, 2), (2, 4)), tensors(w=x), "x").values():
         assert not np.shares_memory(tensor.read(), x)
+
+
+# --- slices
+
+
+def watched(x: np.ndarray, reads: list[int]) -> Tensor:
+    """A tensor that notes how many values were asked of it."""
+
+    def read() -> np.ndarray:
+        reads.append(x.size)
+        return x
+
+    def slices(index: Any) -> np.ndarray:
+        reads.append(x[index].size)
+        return x[index]
+
+    return Tensor(x.shape, x.dtype, read, slices)
+
+
+@given(cases(), st.data())
+def test_a_part_is_what_the_whole_has_there(case: Any, data: st.DataObject) -> None:
+    """Of both directions, whatever is merged, stacked or fused, and never more than the tensor."""
+    rows, there = case
+    reads: list[int] = []
+    here = forward(rows, {k: watched(x, reads) for k, x in there.items()}, "x")
+    values_here = {name: watched(tensor.read(), reads) for name, tensor in here.items()}
+    back = backward(rows, values_here, "x")
+    for tensor in (*here.values(), *back.values()):
+        bounds = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in tensor.shape]
+        index = tuple(slice(*bound) for bound in bounds)
+        got, whole = tensor.part(index), tensor.read()
+        assert got.dtype == whole.dtype
+        assert got.tobytes() == whole[index].tobytes()
+        assert got.shape == whole[index].shape
+
+
+def test_a_part_of_whole_heads_reads_no_more_than_it() -> None:
+    """Rows there merged of n h, here d n h: head 1 alone; and of grouped Q, K, V one group."""
+    sizes = {"n": 4, "h": 3, "d": 5}
+    x = np.arange(60).reshape(12, 5)
+    reads: list[int] = []
+    row = Row("q", "{l}.q", "(n h) d -> d n h", sizes, {"l": [0, 1, 2]})
+    here = forward([row], {f"{i}.q": watched(x + i, reads) for i in range(3)}, "x")
+    index = (slice(1, 3), slice(0, 5), slice(1, 2), slice(0, 3))
+    got = here["q"].part(index)
+    assert reads == [15, 15]
+    np.testing.assert_array_equal(got[0], (x + 1)[3:6].T[:, None])
+    reads.clear()
+    here = forward(grouped(4, 2, 3, 5), {"qkv": watched(np.arange(120).reshape(24, 5), reads)}, "x")
+    here["q"].part((slice(6, 12), slice(2, 4)))
+    assert reads == [12]
+    reads.clear()
+    back = backward([row], {"q": watched(np.zeros((3, 5, 4, 3)), reads)}, "x")
+    back["1.q"].part((slice(3, 9), slice(0, 5)))
+    assert reads == [30]
+    reads.clear()
+    back["2.q"].read()  # of a stack that can be sliced, a layer alone
+    assert reads == [60]
+
+
+def test_a_part_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
+    """safetensors and torch files in every dtype of theirs, as the library and NumPy cut them."""
+    import safetensors.numpy
+    import torch
+
+    rng = np.random.default_rng(0)
+    for dtype in files.FLOATS.values():
+        x = rng.normal(size=(4, 5, 3)).astype(dtype)
+        safetensors.numpy.save_file({"x": x}, tmp_path / "x.safetensors")
+        torch.save({"x": bridge.to_torch(x)}, tmp_path / "x.bin")
+        for path in (tmp_path / "x.safetensors", tmp_path / "x.bin"):
+            tensor = files.OPENERS[path.suffix](path)["x"]
+            assert tensor.slices is not None
+            index = (slice(1, 3), slice(None), slice(2, None))
+            assert tensor.part(index).tobytes() == x[index].tobytes()
+            assert tensor.part(index).shape == (2, 5, 1)
+
+
+def test_a_part_of_a_gguf_is_dequantized_from_its_rows(tmp_path: Path) -> None:
+    import gguf
+
+    x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    for name, kind in (("q", gguf.GGMLQuantizationType.Q8_0), ("f", None)):
+        data = x if kind is None else gguf.quantize(x, kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    _, tensors_ = readers.gguf_file(tmp_path / "x.gguf")
+    for tensor in tensors_.values():
+        assert tensor.shape == (4, 64)
+        index = (slice(1, 3), slice(5, 40))
+        np.testing.assert_array_equal(tensor.part(index), tensor.read()[index])
