@@ -2,7 +2,29 @@
 
 from configs.errors import BadInput, nearest
 from configs.presets import PRESETS, preset
-from configs.spec import GQA, LEGEND, LN, RMS, Block, Glu, Model, Rope, Run
+from configs.spec import (
+    GQA,
+    LEGEND,
+    LN,
+    RMS,
+    Alibi,
+    Block,
+    DynamicNTK,
+    Glu,
+    Learned,
+    Linear,
+    Llama3,
+    LongRope,
+    Mlp,
+    Model,
+    PostBlock,
+    QKNorm,
+    Rope,
+    Run,
+    Sinusoidal,
+    T5Bias,
+    Yarn,
+)
 
 __all__ = [
     "GQA",
@@ -10,12 +32,24 @@ __all__ = [
     "LN",
     "PRESETS",
     "RMS",
+    "Alibi",
     "BadInput",
     "Block",
+    "DynamicNTK",
     "Glu",
+    "Learned",
+    "Linear",
+    "Llama3",
+    "LongRope",
+    "Mlp",
     "Model",
+    "PostBlock",
+    "QKNorm",
     "Rope",
     "Run",
+    "Sinusoidal",
+    "T5Bias",
+    "Yarn",
     "nearest",
     "preset",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.spec import GQA, LN, RMS, Glu, Model
+from configs.spec import GQA, LN, RMS, Block, Glu, Learned, Mlp, Model, PostBlock, T5Bias
 
 
 @dataclass(frozen=True)
@@ -23,38 +23,77 @@ class Count:
         return self.decayed + self.not_decayed
 
 
-def attention(a: GQA, d: int) -> int:
-    """Q and O read and write n heads, K and V only k: 2 d n h + 2 d k h."""
-    return 2 * d * a.heads * a.width + 2 * d * a.kv * a.width
+    def __add__(self, other: Count) -> Count:
+        return Count(self.decayed + other.decayed, self.not_decayed + other.not_decayed)
 
 
-def ffn(f: Glu, d: int) -> int:
-    """Gate, up and down: 3 d f."""
-    return 3 * d * f.hidden
+NONE = Count(0, 0)
 
 
-def norm(n: RMS | LN | None, d: int) -> int:
-    """A scale of d, a bias of d where there is one, or nothing where the norm is absent."""
+def norm(n: RMS | LN | None, size: int) -> Count:
+    """A scale of that size, a bias where there is one, or nothing where the norm is absent."""
     if n is None:
-        return 0
-    return 2 * d if isinstance(n, LN) and n.bias else d
+        return NONE
+    return Count(0, 2 * size if isinstance(n, LN) and n.bias else size)
+
+
+def attention(a: GQA, d: int) -> Count:
+    """Q and O read and write n heads, K and V only k: 2 d n h + 2 d k h. Biases, norms of Q and K
+
+    and a learned bias of the scores (buckets times heads) come on top.
+    """
+    queries, keys = a.heads * a.width, a.kv * a.width
+    total = Count(2 * d * queries + 2 * d * keys, 0)
+    total += Count(0, queries + 2 * keys if a.bias else 0) + Count(0, d if a.out_bias else 0)
+    if isinstance(a.relative, T5Bias):
+        total += Count(a.relative.buckets * a.heads, 0)
+    if a.qk_norm is not None:
+        whole = a.qk_norm.over == "projection"
+        total += norm(a.qk_norm.norm, queries if whole else a.width)
+        total += norm(a.qk_norm.norm, keys if whole else a.width)
+    return total
+
+
+def ffn(f: Glu | Mlp, d: int) -> Count:
+    """Up and down, 2 d f, and a gate: 3 d f. Each has a bias, or none has."""
+    gated = isinstance(f, Glu)
+    bias = (2 if gated else 1) * f.hidden + d if f.bias else 0
+    return Count((3 if gated else 2) * d * f.hidden, bias)
+
+
+def layer(b: Block | PostBlock, d: int) -> Count:
+    """Attention, feed-forward and the norms around them."""
+    norms = norm(b.post_attn, d) + norm(b.post_ffn, d)
+    if isinstance(b, Block):
+        norms += norm(b.pre_attn, d) + norm(b.pre_ffn, d)
+    return attention(b.attn, d) + ffn(b.ffn, d) + norms
 
 
 def parameters(m: Model) -> Count:
     """Every unique parameter of the model."""
-    matrices = m.vocab * m.d * (1 if m.tied else 2)
-    scales = norm(m.norm, m.d)
-    for block in m.layers:
-        matrices += attention(block.attn, m.d) + ffn(block.ffn, m.d)
-        slots = (block.pre_attn, block.post_attn, block.pre_ffn, block.post_ffn)
-        scales += sum(norm(slot, m.d) for slot in slots)
-    return Count(decayed=matrices, not_decayed=scales)
+    total = Count(m.vocab * m.d * (1 if m.tied else 2), 0)
+    if isinstance(m.position, Learned):
+        total += Count(m.max_len * m.d, 0)
+    for run in m.runs:
+        for block in run.blocks:
+            one = layer(block, m.d)
+            total += Count(one.decayed * run.times, one.not_decayed * run.times)
+    return total + norm(m.embed_norm, m.d) + norm(m.norm, m.d)
 
 
-def kv_cache_bytes(m: Model, batch: int, length: int, itemsize: int) -> int:
-    """Keys and values of every layer: 2 b s (k h) bytes a layer; K/V heads, never query heads."""
-    per_token = sum(2 * block.attn.kv * block.attn.width for block in m.layers)
-    return batch * length * per_token * itemsize
+def kv_cache_bytes(
+    m: Model, batch: int, length: int, itemsize: int, *, rolling: bool = False
+) -> int:
+    """Keys and values of every layer: 2 b s (k h) bytes a layer; K/V heads, never query heads.
+
+    jaxmodel's cache keeps all tokens; a `rolling` one lets go of those that a window leaves behind.
+    """
+
+    def kept(a: GQA) -> int:
+        return min(length, a.window) if rolling and a.window is not None else length
+
+    tokens = sum(2 * block.attn.kv * block.attn.width * kept(block.attn) for block in m.layers)
+    return batch * tokens * itemsize
 
 
 def weight_bytes(m: Model, itemsize: int) -> int:

@@ -5,13 +5,63 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from configs.spec import GQA
+from configs.spec import GQA, QKNorm
 from jaxmodel.axes import Maker, constrain, used
-from jaxmodel.cache import KV, Seen, extend
-from jaxmodel.position import POSITIONS
+from jaxmodel.bias import BIASES
+from jaxmodel.cache import KV, Seen, ago, extend
+from jaxmodel.cap import CAPS
+from jaxmodel.norm import NORMS
+from jaxmodel.position import RELATIVES, ROTARIES
 from jaxmodel.probe import probe
+
+
+class NormedHeads(nnx.Module):
+    """A norm of every head by itself, or of the whole projection, before it is split into heads."""
+
+    def __init__(self, spec: QKNorm, make: Maker, heads: str):
+        letters = {"head": "h", "projection": f"{heads} h"}[spec.over]
+        self.norm = NORMS[type(spec.norm)](spec.norm, make, letters)
+
+    def __call__(self, x: Float[Array, "b t n h"]) -> Float[Array, "b t n h"]:
+        return self.norm(x)
+
+
+class PlainHeads(nnx.Module):
+    """x."""
+
+    def __init__(self, spec: None, make: Maker, heads: str):
+        pass
+
+    def __call__(self, x: Float[Array, "b t n h"]) -> Float[Array, "b t n h"]:
+        return x
+
+
+HEADS = {QKNorm: NormedHeads, type(None): PlainHeads}
+
+
+class Window(nnx.Module):
+    """Only the last `size` tokens, the one that looks among them."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, seen: Seen) -> Bool[Array, "b t s"]:
+        return seen.mask & (ago(*seen.mask.shape[1:], seen.offset) < self.size)
+
+
+class NoWindow(nnx.Module):
+    """All that the mask lets through."""
+
+    def __init__(self, size: None):
+        pass
+
+    def __call__(self, seen: Seen) -> Bool[Array, "b t s"]:
+        return seen.mask
+
+
+WINDOWS = {int: Window, type(None): NoWindow}
 
 
 class Attention(nnx.Module):
@@ -27,28 +77,38 @@ class Attention(nnx.Module):
         self.k = make.matrix("k", "d k h")
         self.v = make.matrix("v", "d k h")
         self.o = make.matrix("o", "n h d", std=make.residual_std)
-        self.rotate = POSITIONS[type(spec.rope)](spec.rope, spec.width)
+        self.q_bias = BIASES[spec.bias](make, "n h")
+        self.k_bias = BIASES[spec.bias](make, "k h")
+        self.v_bias = BIASES[spec.bias](make, "k h")
+        self.o_bias = BIASES[spec.out_bias](make, "d")
+        self.q_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, make, "n")
+        self.k_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, make, "k")
+        self.rotate = ROTARIES[type(spec.rope)](spec.rope, spec.width)
+        self.relative = RELATIVES[type(spec.relative)](spec.relative, make, spec.heads)
+        self.cap = CAPS[type(spec.cap)](spec.cap)
+        self.window = WINDOWS[type(spec.window)](spec.window)
         self.groups = (spec.kv, spec.heads // spec.kv)
-        self.scale = spec.width**-0.5
+        self.scale = spec.scale or spec.width**-0.5
 
     def __call__(
         self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        q = constrain(jnp.einsum("btd,dnh->btnh", x, used(self.q)), "b t n h")
-        k = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.k)), "b t k h")
-        v = constrain(jnp.einsum("btd,dkh->btkh", x, used(self.v)), "b t k h")
-        q = probe(self.rotate(q, seen.positions), "attn/q")
-        k = probe(self.rotate(k, seen.positions), "attn/k")
-        v = probe(v, "attn/v")
-        k, v, kv = extend(kv, k, v, seen.offset)
+        q = self.q_norm(self.q_bias(jnp.einsum("btd,dnh->btnh", x, used(self.q))))
+        k = self.k_norm(self.k_bias(jnp.einsum("btd,dkh->btkh", x, used(self.k))))
+        v = self.v_bias(jnp.einsum("btd,dkh->btkh", x, used(self.v)))
+        q, k, v = (constrain(*x) for x in ((q, "b t n h"), (k, "b t k h"), (v, "b t k h")))
+        q = probe(self.rotate(q, seen.positions, seen.longest), "attn/q")
+        k = probe(self.rotate(k, seen.positions, seen.longest), "attn/k")
+        k, v, kv = extend(kv, k, probe(v, "attn/v"), seen.offset)
         wide = jnp.promote_types(x.dtype, jnp.float32)
         grouped = q.reshape(*q.shape[:2], *self.groups, q.shape[3])
         scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
-        scores = jnp.where(seen.mask[:, None, None], scores * self.scale, jnp.finfo(wide).min)
+        scores = self.relative(self.cap(scores * self.scale), seen)
+        scores = jnp.where(self.window(seen)[:, None, None], scores, jnp.finfo(wide).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
         mixed = probe(constrain(mixed, "b t n h"), "attn/mixed")
-        return jnp.einsum("btnh,nhd->btd", mixed, used(self.o)), kv
+        return self.o_bias(jnp.einsum("btnh,nhd->btd", mixed, used(self.o))), kv
 
 
 ATTENTIONS = {GQA: Attention}

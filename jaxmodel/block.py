@@ -34,3 +34,26 @@ class Block(nnx.Module):
         fed = probe(self.ffn(probe(self.pre_ffn(x), "pre_ffn")), "ffn")
         x = x + probe(self.post_ffn(fed), "post_ffn")
         return probe(constrain(x, "b t d"), "out"), kv
+
+
+class PostBlock(nnx.Module):
+    """The wiring of 2017, the norm over the sum (arXiv 1706.03762; alpha: 2203.00555)."""
+
+    def __init__(self, spec: specs.PostBlock, make: Maker):
+        self.attn = ATTENTIONS[type(spec.attn)](spec.attn, make)
+        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, make)
+        self.ffn = FFNS[type(spec.ffn)](spec.ffn, make)
+        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, make)
+        self.alpha = spec.alpha
+
+    def __call__(
+        self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
+    ) -> tuple[Float[Array, "b t d"], KV | None]:
+        mixed, kv = self.attn(x, seen, kv)
+        x = probe(self.alpha * x + probe(mixed, "attn"), "summed")
+        x = probe(constrain(self.post_attn(x), "b t d"), "mid")
+        x = probe(self.alpha * x + probe(self.ffn(x), "ffn"), "total")
+        return probe(constrain(self.post_ffn(x), "b t d"), "out"), kv
+
+
+BLOCKS = {specs.Block: Block, specs.PostBlock: PostBlock}

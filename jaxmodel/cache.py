@@ -13,6 +13,8 @@ class Seen(NamedTuple):
     """Where this call's tokens stand, and what each may look at."""
 
     positions: Int[Array, "b t"]  # what the rotary angle is taken from
+    keys: Int[Array, "b s"]  # the same of the key slots
+    longest: Int[Array, ""]  # how many positions there are so far: the greatest and one
     offset: Int[Array, ""]  # slots of the cache already filled; 0 without a cache
     mask: Bool[Array, "b t s"]  # query t may look at key slot s
 
@@ -43,6 +45,11 @@ def extend(kv: KV | None, k: Array, v: Array, offset: Array) -> tuple[Array, Arr
     return kv.k, kv.v, kv
 
 
+def ago(time: int, slots: int, offset: Array) -> Int[Array, "t s"]:
+    """How many slots before query t key slot s is; negative where it comes later."""
+    return offset + jnp.arange(time)[:, None] - jnp.arange(slots)[None, :]
+
+
 def visible(
     batch: int, time: int, slots: int, offset: Array, segments: Array | None
 ) -> Bool[Array, "b t s"]:
@@ -51,7 +58,7 @@ def visible(
     Causality goes by place in the sequence and not by position: packed and left-padded rows have
     positions that start again.
     """
-    causal = jnp.arange(slots)[None, :] <= offset + jnp.arange(time)[:, None]
+    causal = ago(time, slots, offset) >= 0
     if segments is None:
         return jnp.broadcast_to(causal, (batch, time, slots))
     return causal & (segments[:, :, None] == segments[:, None, :])

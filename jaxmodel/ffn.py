@@ -10,13 +10,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.spec import Glu
+from configs.spec import Glu, Mlp
 from jaxmodel.axes import Maker, constrain, used
+from jaxmodel.bias import BIASES
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
 }
 
 
@@ -28,12 +30,33 @@ class GatedFFN(nnx.Module):
         self.gate = make.matrix("gate", "d f")
         self.up = make.matrix("up", "d f")
         self.down = make.matrix("down", "f d", std=make.residual_std)
+        self.gate_bias = BIASES[spec.bias](make, "f")
+        self.up_bias = BIASES[spec.bias](make, "f")
+        self.down_bias = BIASES[spec.bias](make, "d")
         self.act = ACTIVATIONS[spec.act]
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        gate = constrain(jnp.einsum("btd,df->btf", x, used(self.gate)), "b t f")
-        up = constrain(jnp.einsum("btd,df->btf", x, used(self.up)), "b t f")
-        return jnp.einsum("btf,fd->btd", self.act(gate) * up, used(self.down))
+        gate = self.gate_bias(jnp.einsum("btd,df->btf", x, used(self.gate)))
+        up = self.up_bias(jnp.einsum("btd,df->btf", x, used(self.up)))
+        wide = self.act(constrain(gate, "b t f")) * constrain(up, "b t f")
+        return self.down_bias(jnp.einsum("btf,fd->btd", wide, used(self.down)))
 
 
-FFNS = {Glu: GatedFFN}
+class PlainFFN(nnx.Module):
+    """down(act(up x)) (arXiv 1706.03762, section 3.3)."""
+
+    def __init__(self, spec: Mlp, make: Maker):
+        make = make.within("ffn", f=spec.hidden)
+        self.up = make.matrix("up", "d f")
+        self.down = make.matrix("down", "f d", std=make.residual_std)
+        self.up_bias = BIASES[spec.bias](make, "f")
+        self.down_bias = BIASES[spec.bias](make, "d")
+        self.act = ACTIVATIONS[spec.act]
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        up = self.up_bias(jnp.einsum("btd,df->btf", x, used(self.up)))
+        wide = self.act(constrain(up, "b t f"))
+        return self.down_bias(jnp.einsum("btf,fd->btd", wide, used(self.down)))
+
+
+FFNS = {Glu: GatedFFN, Mlp: PlainFFN}

@@ -11,9 +11,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Integer
 
 from configs import spec as specs
+from configs.spec import Learned
 from jaxmodel.axes import Maker, constrain, used
 from jaxmodel.cache import Cache, Seen, visible
+from jaxmodel.cap import CAPS
 from jaxmodel.norm import NORMS
+from jaxmodel.position import POSITIONS, steady
 from jaxmodel.probe import probe
 from jaxmodel.stack import LAYOUTS, REMATS
 
@@ -26,6 +29,29 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: Integer[Array, "b t"]) -> Float[Array, "b t d"]:
         return used(self.weight)[ids]
+
+
+class Scale(nnx.Module):
+    """x * scale, the scale first rounded to x's dtype: bfloat16's sqrt(2304) is 48 (Gemma)."""
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        return x * jnp.array(self.scale, x.dtype)
+
+
+class NoScale(nnx.Module):
+    """x."""
+
+    def __init__(self, scale: None):
+        pass
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        return x
+
+
+SCALES = {float: Scale, type(None): NoScale}
 
 
 class TiedHead(nnx.Module):
@@ -74,12 +100,17 @@ class Decoder(nnx.Module):
             raise ValueError(f"remat must be one of {', '.join(REMATS)}, got {remat!r}")
         residual = spec.init_std / (2 * len(spec.layers)) ** 0.5
         make = Maker(rngs.params(), check_dtype(dtype), spec.init_std, residual)
-        make = make.within("decoder", d=spec.d, v=spec.vocab)
+        make = make.within("decoder", d=spec.d, v=spec.vocab, m=spec.max_len)
         self.spec = spec
         self.embed = Embedding(make)
+        self.scale = SCALES[type(spec.embed_scale)](spec.embed_scale)
+        self.position = POSITIONS[type(spec.position)](spec.position, make)
+        self.embed_norm = NORMS[type(spec.embed_norm)](spec.embed_norm, make)
         self.stack = LAYOUTS[layout](spec, make.within("layers"), remat)
         self.norm = NORMS[type(spec.norm)](spec.norm, make)
         self.head = HEADS[spec.tied](make)
+        self.cap = CAPS[type(spec.cap)](spec.cap)
+        self.steady = steady(block.attn.rope for block in spec.layers)
 
     def __call__(
         self,
@@ -92,8 +123,8 @@ class Decoder(nnx.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a negative
-        position.
+        a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a position
+        that is negative or beyond a learned table.
         """
         ids = check_ids(ids, self.spec)
         b, t = ids.shape
@@ -101,23 +132,38 @@ class Decoder(nnx.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(t), (b, t))
         else:
-            positions = check_beside("positions", positions, ids, (0, 2**31))
+            positions = check_beside("positions", positions, ids, (0, reach(self.spec)))
         if segments is not None:
             segments = check_beside("segments", segments, ids, (-(2**31), 2**31))
-        logits, _ = self.forward(ids, Seen(positions, start, visible(b, t, t, start, segments)))
-        return logits
+        mask = visible(b, t, t, start, segments)
+        seen = Seen(positions, positions, positions.max() + 1, start, mask)
+        return self.forward(ids, seen)
 
-    def forward(
-        self, ids: Integer[Array, "b t"], seen: Seen, cache: Any = None
-    ) -> tuple[Float[Array, "b t v"], Any]:
-        """The computation itself; `cache` as `stack.cache` lays it out, or None."""
-        x = probe(constrain(self.embed(ids), "b t d"), "embed")
-        x, cache = self.stack(x, seen, cache)
-        x = probe(self.norm(x), "norm")
-        return probe(constrain(self.head(x, self.embed), "b t v"), "head"), cache
+    def forward(self, ids: Integer[Array, "b t"], seen: Seen) -> Float[Array, "b t v"]:
+        """The computation itself, without a cache."""
+        x = probe(self.read(ids, seen), "embed")
+        x, _ = self.stack(x, seen, None)
+        return probe(constrain(self.say(probe(self.norm(x), "norm")), "b t v"), "head")
+
+    def read(self, ids: Integer[Array, "b t"], seen: Seen) -> Float[Array, "b t d"]:
+        """What the first layer is given."""
+        x = self.position(self.scale(self.embed(ids)), seen.positions)
+        return constrain(self.embed_norm(x), "b t d")
+
+    def say(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+        """The logits of what the last layer gave, normed."""
+        return self.cap(self.head(x, self.embed))
 
     def start(self, batch: int, slots: int) -> Cache:
-        """An empty cache for `slots` tokens, in the parameters' dtype."""
+        """An empty cache for `slots` tokens, in the parameters' dtype.
+
+        ValueError where frequencies would change within them: see `whole`.
+        """
+        if slots > self.steady:
+            raise ValueError(
+                f"past {self.steady} tokens the rotary frequencies of this model depend on the "
+                "text's length, and no cache can hold its keys; jaxmodel.generate does without"
+            )
         layers = self.stack.cache(self.spec, batch, slots, self.embed.weight.dtype)
         return Cache(layers, jnp.zeros((), jnp.int32))
 
@@ -126,10 +172,24 @@ class Decoder(nnx.Module):
         b, t = ids.shape
         at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))
         slots = jax.tree.leaves(cache.layers)[0].shape[-3]
-        seen = Seen(at, cache.length, visible(b, t, slots, cache.length, None))
-        x, layers = self.stack(self.embed(ids), seen, cache.layers)
-        logits = self.head(self.norm(x[:, -1:]), self.embed)[:, 0]
-        return logits, Cache(layers, cache.length + t)
+        keys = jnp.broadcast_to(jnp.arange(slots), (b, slots))
+        mask = visible(b, t, slots, cache.length, None)
+        seen = Seen(at, keys, cache.length + t, cache.length, mask)
+        x, layers = self.stack(self.read(ids, seen), seen, cache.layers)
+        return self.say(self.norm(x[:, -1:]))[:, 0], Cache(layers, cache.length + t)
+
+    def whole(self, ids: Integer[Array, "b t"], length: Int[Array, ""]) -> Float[Array, "b v"]:
+        """The logits after the first `length` ids, without a cache; what comes later is not seen.
+
+        For texts past `steady` tokens, whose frequencies depend on their length.
+        """
+        b, t = ids.shape
+        start = jnp.zeros((), jnp.int32)
+        at = jnp.broadcast_to(jnp.arange(t), (b, t))
+        seen = Seen(at, at, length, start, visible(b, t, t, start, None))
+        x, _ = self.stack(self.read(ids, seen), seen, None)
+        last = jax.lax.dynamic_slice_in_dim(x, length - 1, 1, axis=1)
+        return self.say(self.norm(last))[:, 0]
 
 
 def check_dtype(dtype: Any) -> jnp.dtype:
@@ -167,6 +227,11 @@ def check_ids(ids: Any, spec: specs.Model) -> Array:
             bad = low if low < 0 else high
             raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
     return jnp.asarray(ids)
+
+
+def reach(spec: specs.Model) -> int:
+    """How many positions there are: as many as a table has rows, or any 32-bit number."""
+    return spec.max_len if isinstance(spec.position, Learned) else 2**31
 
 
 def check_beside(name: str, values: Any, ids: Array, within: tuple[int, int]) -> Array:

@@ -1,4 +1,4 @@
-"""Norms over the model width."""
+"""Norms over the last axes: the model width, or that of a head."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ SCALES = {False: lambda w: w, True: lambda w: 1 + w}
 CASTS = {"before": lambda narrow, wide: narrow, "after": lambda narrow, wide: wide}
 
 
+def over(letters: str) -> tuple[int, ...]:
+    """The last axes, as many as there are letters."""
+    return tuple(range(-len(letters.split()), 0))
+
+
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale (arXiv 1910.07467).
 
@@ -24,16 +29,17 @@ class RMSNorm(nnx.Module):
     applied in float32, as Gemma does. The one gives other bits than the other.
     """
 
-    def __init__(self, spec: RMS, make: Maker):
+    def __init__(self, spec: RMS, make: Maker, letters: str = "d"):
         self.eps = spec.eps
-        self.weight = make.full("d", FIRST[spec.offset])
+        self.weight = make.full(letters, FIRST[spec.offset])
+        self.axes = over(letters)
         self.scale = SCALES[spec.offset]
         self.cast = CASTS[spec.cast]
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         kept = self.cast(x.dtype, wide.dtype)
-        mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        mean = jnp.mean(jnp.square(wide), axis=self.axes, keepdims=True)
         unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(kept)
         scale = self.scale(used(self.weight).astype(kept))
         # The product is taken wide and cast: the same bits forward, but the scale's gradient is
@@ -45,15 +51,16 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """(x - mean) / std * scale + bias (arXiv 1607.06450), in float32 at least, cast at the end."""
 
-    def __init__(self, spec: LN, make: Maker):
+    def __init__(self, spec: LN, make: Maker, letters: str = "d"):
         self.eps = spec.eps
-        self.weight = make.full("d", 1.0)
-        self.bias = BIASES[spec.bias](make, "d")
+        self.weight = make.full(letters, 1.0)
+        self.bias = BIASES[spec.bias](make, letters)
+        self.axes = over(letters)
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        centred = wide - jnp.mean(wide, axis=self.axes, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=self.axes, keepdims=True)
         unit = centred * jax.lax.rsqrt(variance + self.eps)
         return self.bias(unit * used(self.weight).astype(wide.dtype)).astype(x.dtype)
 
@@ -61,7 +68,7 @@ class LayerNorm(nnx.Module):
 class NoNorm(nnx.Module):
     """An absent norm."""
 
-    def __init__(self, spec: None, make: Maker):
+    def __init__(self, spec: None, make: Maker, letters: str = "d"):
         pass
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:

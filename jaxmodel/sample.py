@@ -1,4 +1,4 @@
-"""Text from a model: prefill once, then one token a step from the cache."""
+"""Text from a model: prefill once, then one token a step from the cache (where there is one)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,42 @@ def prefill(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Ca
 @jax.jit(donate_argnames="cache")
 def step(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
     return model.extend(ids, cache)
+
+
+@jax.jit
+def whole(model: Decoder, ids: jax.Array, length: jax.Array) -> jax.Array:
+    return model.whole(ids, length)
+
+
+def reader(model: Decoder, batch: int, slots: int) -> Callable[[Any], jax.Array]:
+    """Reads ids (b t) on from those it read before, up to `slots` in all: the logits (b v) after.
+
+    From a cache; where frequencies depend on the length, the whole text is read anew each time.
+    """
+    if slots > model.steady:
+        return _reading_anew(model, batch, slots)
+    held: list[Cache] = []
+
+    def read(ids: Any) -> jax.Array:
+        go_on, cache = (step, held.pop()) if held else (prefill, model.start(batch, slots))
+        logits, cache = go_on(model, jnp.asarray(ids), cache)
+        held.append(cache)
+        return logits
+
+    return read
+
+
+def _reading_anew(model: Decoder, batch: int, slots: int) -> Callable[[Any], jax.Array]:
+    text = np.zeros((batch, slots), np.int32)
+    length = 0
+
+    def read(ids: Any) -> jax.Array:
+        nonlocal length
+        text[:, length : length + ids.shape[1]] = ids
+        length += ids.shape[1]
+        return whole(model, jnp.asarray(text), jnp.asarray(length))
+
+    return read
 
 
 @jax.jit
@@ -78,7 +114,8 @@ def generate(
     choose = jax.jit(pick, static_argnums=(2, 3))
     # A cache in steps of 128 slots: prompts of nearby lengths share one compiled step.
     slots = min(-(-(t + new_tokens) // 128) * 128, model.spec.max_len)
-    logits, cache = prefill(model, jnp.asarray(ids), model.start(b, slots))
+    read = reader(model, b, slots)
+    logits = read(ids)
     columns = [ids]
     last, done = ids[:, -1], np.zeros(b, bool)
     for i in range(new_tokens):
@@ -91,7 +128,7 @@ def generate(
         each(last)
         if done.all() or i + 1 == new_tokens:
             break
-        logits, cache = step(model, jnp.asarray(last[:, None]), cache)
+        logits = read(last[:, None])
     return np.concatenate(columns, axis=1)
 
 

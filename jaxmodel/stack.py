@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from configs import spec as specs
 from jaxmodel.axes import Maker
-from jaxmodel.block import Block
+from jaxmodel.block import BLOCKS
 from jaxmodel.cache import KV, Seen
 from jaxmodel.probe import through, within
 
@@ -52,10 +52,10 @@ class Scanned(nnx.Module):
         self.remat = REMATS[remat]
 
     @staticmethod
-    def stacked(spec: specs.Block, make: Maker, numbers: Array) -> Block:
-        """One Block whose parameters carry a leading "l"."""
+    def stacked(spec: specs.Block | specs.PostBlock, make: Maker, numbers: Array) -> Any:
+        """One block whose parameters carry a leading "l"."""
         keys = jax.vmap(lambda i: jax.random.fold_in(make.key, i))(numbers)
-        build = jax.vmap(lambda key: Block(spec, make.with_key(key)))
+        build = jax.vmap(lambda key: BLOCKS[type(spec)](spec, make.with_key(key)))
         block = build(keys)
         for _, param in nnx.to_flat_state(nnx.state(block, nnx.Param)):
             param.set_metadata(letters="l " + param.letters)
@@ -97,7 +97,7 @@ class Unrolled(nnx.Module):
 
     def __init__(self, spec: specs.Model, make: Maker, remat: str):
         self.layers = nnx.List(
-            [Block(block, make.within(i)) for i, block in enumerate(spec.layers)]
+            [BLOCKS[type(block)](block, make.within(i)) for i, block in enumerate(spec.layers)]
         )
         self.remat = REMATS[remat]
 

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import Model
-from parity import curves, decoder_settings, detailed, metrics, probes, sides, table
+from parity import curves, decoder_settings, detailed, metrics, probes, sides, table, terms
 from parity.findings import Check, Report
 from parity.inputs import Inputs
 from parity.memory import give_back
@@ -42,18 +42,17 @@ def errors(got: Outcome, truth: Outcome) -> dict[str, float]:
         "logits, worst token": metrics.worst_row(got.logits, truth.logits),
         KL: metrics.worst_kl(got.logits, truth.logits),
         "loss, per target": metrics.relative_l2(got.nll, truth.nll),
-        **{
-            f"grad {name}": metrics.relative_l2(got.grads[name], grad)
-            for name, grad in truth.grads.items()
-        },
+        **{f"grad {name}": truth.off(name, got.grads[name]) for name in truth.grads},
     }
 
 
 def rounding(truth: Outcome, dtype: str) -> dict[str, float]:
     """What it costs to round the truth itself to the dtype: nobody can be nearer than that."""
     near = [metrics.rounded(x, NUMPY[dtype]) for x in (truth.logits, truth.nll)]
-    grads = {name: metrics.rounded(x, NUMPY[dtype]) for name, x in truth.grads.items()}
-    return errors(Outcome(near[0], near[1], grads), truth)
+    out = errors(Outcome(near[0], near[1], truth.grads), truth)
+    for name, grad in truth.grads.items():
+        out[f"grad {name}"] = terms.rounding(grad, NUMPY[dtype], truth.terms.get(name))
+    return out
 
 
 def budgeted(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
-from parity import metrics, probes
+from parity import metrics, probes, terms
 from parity.findings import Point
 from parity.probes import Trace
 
@@ -22,8 +22,8 @@ K = 2.0  # how many times the reference's own error in a working dtype the JAX s
 LOSS = 4.0
 
 
-def error(got: np.ndarray, want: np.ndarray) -> float:
-    """Relative L2; shapes that differ are as wrong as can be.
+def error(got: np.ndarray, want: np.ndarray, of: terms.Terms | None = None) -> float:
+    """Relative L2; shapes that differ are as wrong as can be. `of`: a bias's terms (terms.py).
 
     What is NaN, or the same infinity, on both sides agrees: so a part that was handed a NaN and
     hands it on is not at fault.
@@ -31,7 +31,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     if np.shape(got) != np.shape(want):
         return float("inf")
     if np.isfinite(want).all():
-        return metrics.relative_l2(got, want)
+        return terms.relative(got, want, of)
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     alike = (np.isnan(got) & np.isnan(want)) | (np.isinf(want) & (got == want))
     return metrics.relative_l2(got[~alike], want[~alike])
@@ -40,7 +40,16 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 def errors(got: Trace, want: Trace, direction: str) -> dict[str, float]:
     """Relative L2 by name, in the order of computation; a missing name is infinitely off."""
     a, b = getattr(got, PICK[direction]), getattr(want, PICK[direction])
-    return {name: error(a[name], b[name]) if name in a else float("inf") for name in b}
+    of = want.terms if direction == "parameter" else {}
+    return {
+        name: error(a[name], b[name], of.get(name)) if name in a else float("inf") for name in b
+    }
+
+
+def rounding(want: Trace, direction: str, name: str, dtype: str) -> float:
+    """What rounding the truth to the dtype costs at that place."""
+    of = want.terms.get(name) if direction == "parameter" else None
+    return terms.rounding(getattr(want, PICK[direction])[name], numpy(dtype), of)
 
 
 def lossy(
@@ -59,9 +68,8 @@ def lossy(
     loss = {name: e for name, e in loss.items() if e > BANDS[direction]}
     most = max(loss.values(), default=0.0)
     for name, e in loss.items():
-        want = getattr(exact, PICK[direction])[name]
         allowed[name] += LOSS * (most if pooled else e)
-        allowed[name] += error(metrics.rounded(want, numpy(dtype)), want)
+        allowed[name] += rounding(exact, direction, name, dtype)
     return allowed
 
 
@@ -123,10 +131,10 @@ def points(
         noise: dict[str, float] = {}
         for name, e in itertools.chain.from_iterable(draw[direction].items() for draw in own):
             noise[_kind(name)] = float(np.max([noise.get(_kind(name), 0.0), e]))
-        for name, want in getattr(truth, PICK[direction]).items():
+        for name in getattr(truth, PICK[direction]):
             band = strict
             if own:
-                band = K * noise[_kind(name)] + error(metrics.rounded(want, numpy(dtype)), want)
+                band = K * noise[_kind(name)] + rounding(truth, direction, name, dtype)
             out.append(
                 Point(
                     name,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import Model
-from configs.spec import Block
-from parity import table
+from configs.spec import Block, PostBlock
+from parity import table, terms
 from parity.sides import Outcome
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward
@@ -44,40 +44,60 @@ class Trace(Outcome):
 
 # ---- where they are -----------------------------------------------------------------------------
 
-# One layer's probes: name, axes in torch -> axes in JAX, and the place in torchref's Block.
-BLOCK = (
-    ("pre_attn", "b t d -> b t d", Place("pre_attn")),
+# Probes of attention: name, axes in torch -> axes in JAX, and the place in torchref's layer.
+ATTENTION = (
     ("attn.q", "b t n h -> b t n h", Place("attn.rotate", call=0)),
     ("attn.k", "b t k h -> b t k h", Place("attn.rotate", call=1)),
     ("attn.v", "b t (k h) -> b t k h", Place("attn.v")),
     ("attn.mixed", "b t (n h) -> b t n h", Place("attn.o", given=True)),
     ("attn", "b t d -> b t d", Place("attn")),
-    ("post_attn", "b t d -> b t d", Place("post_attn")),
-    ("mid", "b t d -> b t d", Place("pre_ffn", given=True)),
-    ("pre_ffn", "b t d -> b t d", Place("pre_ffn")),
-    ("ffn", "b t d -> b t d", Place("ffn")),
-    ("post_ffn", "b t d -> b t d", Place("post_ffn")),
-    ("out", "b t d -> b t d", Place("")),
 )
-PARTS = ("embed", *(name for name, _, _ in BLOCK), "norm", "head")
+# All probes of a layer, by its wiring and in the order of computation.
+LAYERS = {
+    Block: (
+        ("pre_attn", "b t d -> b t d", Place("pre_attn")),
+        *ATTENTION,
+        ("post_attn", "b t d -> b t d", Place("post_attn")),
+        ("mid", "b t d -> b t d", Place("pre_ffn", given=True)),
+        ("pre_ffn", "b t d -> b t d", Place("pre_ffn")),
+        ("ffn", "b t d -> b t d", Place("ffn")),
+        ("post_ffn", "b t d -> b t d", Place("post_ffn")),
+        ("out", "b t d -> b t d", Place("")),
+    ),
+    PostBlock: (
+        *ATTENTION,
+        ("summed", "b t d -> b t d", Place("post_attn", given=True)),
+        ("mid", "b t d -> b t d", Place("post_attn")),
+        ("ffn", "b t d -> b t d", Place("ffn")),
+        ("total", "b t d -> b t d", Place("post_ffn", given=True)),
+        ("out", "b t d -> b t d", Place("post_ffn")),
+    ),
+}
+PARTS = (
+    "embed",
+    *dict.fromkeys(name for probes in LAYERS.values() for name, _, _ in probes),
+    "norm",
+    "head",
+)
 
 
 def places(spec: Model) -> dict[str, Place]:
     """Every probe of torchref, in the order of computation."""
-    out = {"embed": Place("embed")}
-    for i in range(len(spec.layers)):
-        for name, _, at in BLOCK:
+    out = {"embed": Place("embed_norm")}
+    for i, block in enumerate(spec.layers):
+        for name, _, at in LAYERS[type(block)]:
             module = f"layers.{i}" + (f".{at.module}" if at.module else "")
             out[f"layers.{i}.{name}"] = Place(module, at.given, at.call)
-    return out | {"norm": Place("norm"), "head": Place("head")}
+    return out | {"norm": Place("norm"), "head": Place("cap")}
 
 
 def rows(spec: Model, layout: str, shape: tuple[int, ...]) -> list[Row]:
     """The table of the probes, for an input of that (b t): JAX's here, torch's there."""
 
-    def block(pattern: Block) -> list[Row]:
+    def block(pattern: Block | PostBlock) -> list[Row]:
         heads = {"n": pattern.attn.heads, "k": pattern.attn.kv, "h": pattern.attn.width}
-        return [Row(name.replace(".", "/"), name, axes, heads) for name, axes, _ in BLOCK]
+        seen = LAYERS[type(pattern)]
+        return [Row(name.replace(".", "/"), name, axes, heads) for name, axes, _ in seen]
 
     named = [
         Row("embed", "embed", "b t d -> b t d"),
@@ -184,7 +204,7 @@ def run_torch(
     from parity import bridge
 
     model.zero_grad()
-    with Hooks(model, at, forced) as hooks:
+    with terms.Watch(model) as watch, Hooks(model, at, forced) as hooks:
         output = call()
         losses = score(output)
         losses.mean().backward()
@@ -203,6 +223,7 @@ def run_torch(
         {name: bridge.to_numpy(g) for name, g in grads.items()},
         {name: bridge.to_numpy(hooks.values[name]) for name in seen},
         {name: bridge.to_numpy(g) for name, g in cotangents.items()},
+        terms=watch.terms(),
     )
 
 

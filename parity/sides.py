@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from configs import Model
-from parity import bridge, table
+from parity import bridge, table, terms
 from parity.inputs import Inputs
 from parity.table import Row
 from parity.tensors import Tensor, Tensors, backward, forward
+from parity.terms import Terms
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +29,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Outcome:
     """logits (b t v); the counted targets' negative log-likelihoods, one after another; the
-    gradient of their mean for every parameter."""
+    gradient of their mean for every parameter, and what those of biases are sums of (terms.py)."""
 
     logits: np.ndarray
     nll: np.ndarray
     grads: dict[str, np.ndarray]
+    terms: Mapping[str, Terms] = field(default_factory=dict, kw_only=True)
+
+    def off(self, name: str, grad: np.ndarray) -> float:
+        """How far another's gradient of that parameter is off this one, relatively."""
+        return terms.relative(grad, self.grads[name], self.terms.get(name))
 
 
 @dataclass(frozen=True)
@@ -68,15 +74,16 @@ def run_torch(
 
     model = torch_model(spec, tensors, dtype)
     built(model)
-    logits = model(
-        torch.from_numpy(given.ids),
-        positions=torch.from_numpy(given.positions),
-        segments=torch.from_numpy(given.segments),
-    )
-    nll = torch_nll(logits, given)
-    nll.mean().backward()
+    with terms.Watch(model) as watch:
+        logits = model(
+            torch.from_numpy(given.ids),
+            positions=torch.from_numpy(given.positions),
+            segments=torch.from_numpy(given.segments),
+        )
+        nll = torch_nll(logits, given)
+        nll.mean().backward()
     grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
-    return Outcome(_wide(logits), _wide(nll), grads)
+    return Outcome(_wide(logits), _wide(nll), grads, terms=watch.terms())
 
 
 def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
@@ -176,15 +183,13 @@ def logits_jax(model: Decoder, given: Inputs) -> np.ndarray:
 
 
 def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
-    """Logits (b v) after the last id, by way of the cache: a prefill, then token by token."""
-    import jax.numpy as jnp
-
+    """Logits (b v) after the last id, as text is generated: a prefill, then token by token."""
     from jaxmodel import sample
 
-    tokens = jnp.asarray(ids)
-    logits, cache = sample.prefill(model, tokens[:, :prefill], model.start(*ids.shape))
+    read = sample.reader(model, len(ids), ids.shape[1])
+    logits = read(ids[:, :prefill])
     for i in range(prefill, ids.shape[1]):
-        logits, cache = sample.step(model, tokens[:, i : i + 1], cache)
+        logits = read(ids[:, i : i + 1])
     return np.asarray(logits, np.float64)
 
 

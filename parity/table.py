@@ -18,7 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from configs.spec import GQA, LN, RMS, Block, Glu, Model, Rope
+from configs.spec import (
+    GQA,
+    LN,
+    RMS,
+    SCALINGS,
+    Alibi,
+    Block,
+    Glu,
+    Learned,
+    Mlp,
+    Model,
+    PostBlock,
+    QKNorm,
+    Rope,
+    Sinusoidal,
+    T5Bias,
+)
 from parity import ops
 
 
@@ -115,26 +131,66 @@ class Move:
         cut[...] = ops.rearrange(here, f"{right} -> {' '.join(self.axes_there)}", self.sizes_here)
 
 
-SCALE, BIAS = (Row(name, name.replace("/", "."), "d -> d") for name in ("weight", "bias/weight"))
+def merged(letters: str) -> str:
+    """The pattern from one axis there to these letters."""
+    return f"({letters}) -> {letters}" if " " in letters else f"{letters} -> {letters}"
 
 
-def rms(spec: RMS) -> list[Row]:
-    return [SCALE]
+def scale(letters: str) -> Row:
+    return Row("weight", "weight", merged(letters))
 
 
-def layer_norm(spec: LN) -> list[Row]:
-    return [SCALE, BIAS] if spec.bias else [SCALE]
+def biases(there: bool, letters: Mapping[str, str], sizes: Mapping[str, int]) -> list[Row]:
+    """The bias of each named matrix, over these letters; none where there are none."""
+    return [
+        Row(f"{name}_bias/weight", f"{name}.bias", merged(axes), sizes)
+        for name, axes in letters.items()
+        if there
+    ]
+
+
+def rms(spec: RMS, letters: str = "d") -> list[Row]:
+    return [scale(letters)]
+
+
+def layer_norm(spec: LN, letters: str = "d") -> list[Row]:
+    bias = Row("bias/weight", "bias.weight", merged(letters))
+    return [scale(letters), *([bias] if spec.bias else [])]
+
+
+def part(name: str, spec: Any, *args: Any) -> list[Row]:
+    """The rows of a part under its name, which is the same on both sides."""
+    return [row.within(f"{name}/", f"{name}.", {}) for row in ROWS[type(spec)](spec, *args)]
 
 
 def attention(spec: GQA) -> list[Row]:
     sizes = {"n": spec.heads, "k": spec.kv, "h": spec.width}
-    return [
+    rows = [
         Row("q", "q.weight", "(n h) d -> d n h", sizes),
         Row("k", "k.weight", "(k h) d -> d k h", sizes),
         Row("v", "v.weight", "(k h) d -> d k h", sizes),
         Row("o", "o.weight", "d (n h) -> n h d", sizes),
-        *ROWS[type(spec.rope)](spec.rope),
+        *biases(spec.bias, {"q": "n h", "k": "k h", "v": "k h"}, sizes),
+        *biases(spec.out_bias, {"o": "d"}, sizes),
+        *part("q_norm", spec.qk_norm, "n"),
+        *part("k_norm", spec.qk_norm, "k"),
+        *part("rotate", spec.rope),
+        *part("relative", spec.relative),
     ]
+    return [row.sized(sizes) for row in rows]
+
+
+def normed_heads(spec: QKNorm, heads: str) -> list[Row]:
+    letters = {"head": "h", "projection": f"{heads} h"}[spec.over]
+    return part("norm", spec.norm, letters)
+
+
+def bucket_bias(spec: T5Bias) -> list[Row]:
+    return [Row("weight", "weight", "r n -> r n", {"r": spec.buckets})]
+
+
+def learned(spec: Learned) -> list[Row]:
+    return [Row("weight", "weight", "m d -> m d")]
 
 
 def glu(spec: Glu) -> list[Row]:
@@ -143,35 +199,52 @@ def glu(spec: Glu) -> list[Row]:
         Row("gate", "gate.weight", "f d -> d f", sizes),
         Row("up", "up.weight", "f d -> d f", sizes),
         Row("down", "down.weight", "d f -> f d", sizes),
+        *biases(spec.bias, {"gate": "f", "up": "f", "down": "d"}, sizes),
     ]
 
 
-def nothing(spec: object) -> list[Row]:
+def mlp(spec: Mlp) -> list[Row]:
+    sizes = {"f": spec.hidden}
+    return [
+        Row("up", "up.weight", "f d -> d f", sizes),
+        Row("down", "down.weight", "d f -> f d", sizes),
+        *biases(spec.bias, {"up": "f", "down": "d"}, sizes),
+    ]
+
+
+def nothing(spec: object, *args: object) -> list[Row]:
     return []
 
 
-ROWS: dict[type, Callable[[Any], list[Row]]] = {
+SLOTS = {
+    Block: ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn"),
+    PostBlock: ("attn", "post_attn", "ffn", "post_ffn"),
+}
+
+
+def block(spec: Block | PostBlock) -> list[Row]:
+    """The rows of one layer."""
+    return [row for slot in SLOTS[type(spec)] for row in part(slot, getattr(spec, slot))]
+
+
+ROWS: dict[type, Callable[..., list[Row]]] = {
     RMS: rms,
     LN: layer_norm,
+    Learned: learned,
+    Sinusoidal: nothing,
+    Rope: nothing,
+    **dict.fromkeys(SCALINGS, nothing),
+    Alibi: nothing,
+    T5Bias: bucket_bias,
+    QKNorm: normed_heads,
     GQA: attention,
     Glu: glu,
-    Rope: nothing,
+    Mlp: mlp,
+    Block: block,
+    PostBlock: block,
     type(None): nothing,
 }
-SLOTS = ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn")
-
-
-def block(spec: Block) -> list[Row]:
-    """The rows of one layer."""
-    parts = [(slot, getattr(spec, slot)) for slot in SLOTS]
-    return [
-        row.within(f"{slot}/", f"{slot}.", {})
-        for slot, part in parts
-        for row in ROWS[type(part)](part)
-    ]
-
-
-Rows = Callable[[Block], list[Row]]
+Rows = Callable[[Block | PostBlock], list[Row]]
 
 
 def scanned(spec: Model, block: Rows = block) -> list[Row]:
@@ -209,8 +282,10 @@ def rows(spec: Model, layout: str = "scan") -> list[Row]:
     """The table between jaxmodel's parameters (here) and torchref's (there)."""
     table = [
         Row("embed/weight", "embed.weight", "v d -> v d"),
+        *part("position", spec.position),
+        *part("embed_norm", spec.embed_norm),
         *LAYOUTS[layout](spec),
-        *[row.within("norm/", "norm.", {}) for row in ROWS[type(spec.norm)](spec.norm)],
+        *part("norm", spec.norm),
         *HEADS[spec.tied],
     ]
-    return [row.sized({"d": spec.d, "v": spec.vocab}) for row in table]
+    return [row.sized({"d": spec.d, "v": spec.vocab, "m": spec.max_len}) for row in table]

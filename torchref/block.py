@@ -16,12 +16,12 @@ class Block(nn.Module):
 
     def __init__(self, spec: specs.Block, model: specs.Model):
         super().__init__()
-        self.pre_attn = NORMS[type(spec.pre_attn)](spec.pre_attn, model)
+        self.pre_attn = NORMS[type(spec.pre_attn)](spec.pre_attn, model.d)
         self.attn = ATTENTIONS[type(spec.attn)](spec.attn, model)
-        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, model)
-        self.pre_ffn = NORMS[type(spec.pre_ffn)](spec.pre_ffn, model)
+        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, model.d)
+        self.pre_ffn = NORMS[type(spec.pre_ffn)](spec.pre_ffn, model.d)
         self.ffn = FFNS[type(spec.ffn)](spec.ffn, model)
-        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, model)
+        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, model.d)
 
     def forward(
         self,
@@ -32,3 +32,28 @@ class Block(nn.Module):
         x = x + self.post_attn(self.attn(self.pre_attn(x), positions, mask))
         x = x + self.post_ffn(self.ffn(self.pre_ffn(x)))
         return x
+
+
+class PostBlock(nn.Module):
+    """The wiring of 2017, the norm over the sum (arXiv 1706.03762; alpha: 2203.00555)."""
+
+    def __init__(self, spec: specs.PostBlock, model: specs.Model):
+        super().__init__()
+        self.attn = ATTENTIONS[type(spec.attn)](spec.attn, model)
+        self.post_attn = NORMS[type(spec.post_attn)](spec.post_attn, model.d)
+        self.ffn = FFNS[type(spec.ffn)](spec.ffn, model)
+        self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, model.d)
+        self.alpha = spec.alpha
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        positions: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b t s"],
+    ) -> Float[Tensor, "b t d"]:
+        x = self.post_attn(self.alpha * x + self.attn(x, positions, mask))
+        x = self.post_ffn(self.alpha * x + self.ffn(x))
+        return x
+
+
+BLOCKS = {specs.Block: Block, specs.PostBlock: PostBlock}

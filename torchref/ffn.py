@@ -10,12 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from configs import spec as specs
-from configs.spec import Glu
+from configs.spec import Glu, Mlp
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
 }
 
 
@@ -24,13 +25,26 @@ class GatedFFN(nn.Module):
 
     def __init__(self, spec: Glu, model: specs.Model):
         super().__init__()
-        self.gate = nn.Linear(model.d, spec.hidden, bias=False)
-        self.up = nn.Linear(model.d, spec.hidden, bias=False)
-        self.down = nn.Linear(spec.hidden, model.d, bias=False)
+        self.gate = nn.Linear(model.d, spec.hidden, bias=spec.bias)
+        self.up = nn.Linear(model.d, spec.hidden, bias=spec.bias)
+        self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
         self.act = ACTIVATIONS[spec.act]
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         return self.down(self.act(self.gate(x)) * self.up(x))
 
 
-FFNS = {Glu: GatedFFN}
+class PlainFFN(nn.Module):
+    """down(act(up x)) (arXiv 1706.03762, section 3.3)."""
+
+    def __init__(self, spec: Mlp, model: specs.Model):
+        super().__init__()
+        self.up = nn.Linear(model.d, spec.hidden, bias=spec.bias)
+        self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
+        self.act = ACTIVATIONS[spec.act]
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return self.down(self.act(self.up(x)))
+
+
+FFNS = {Glu: GatedFFN, Mlp: PlainFFN}

@@ -9,8 +9,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from configs import spec as specs
-from torchref.block import Block
+from configs.spec import Learned
+from torchref.block import BLOCKS
+from torchref.cap import CAPS
 from torchref.norm import NORMS
+from torchref.position import POSITIONS
 
 
 class Embedding(nn.Module):
@@ -22,6 +25,30 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Integer[Tensor, "b t"]) -> Float[Tensor, "b t d"]:
         return self.weight[ids.long()]  # torch reads a uint8 index as a mask
+
+
+class Scale(nn.Module):
+    """x * scale, the scale first rounded to x's dtype: bfloat16's sqrt(2304) is 48 (Gemma)."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+
+
+class NoScale(nn.Module):
+    """x."""
+
+    def __init__(self, scale: None):
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return x
+
+
+SCALES = {float: Scale, type(None): NoScale}
 
 
 class TiedHead(nn.Module):
@@ -59,20 +86,29 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed = Embedding(spec)
-        self.layers = nn.ModuleList([Block(block, spec) for block in spec.layers])
-        self.norm = NORMS[type(spec.norm)](spec.norm, spec)
+        self.scale = SCALES[type(spec.embed_scale)](spec.embed_scale)
+        self.position = POSITIONS[type(spec.position)](spec.position, spec)
+        self.embed_norm = NORMS[type(spec.embed_norm)](spec.embed_norm, spec.d)
+        self.layers = nn.ModuleList([BLOCKS[type(block)](block, spec) for block in spec.layers])
+        self.norm = NORMS[type(spec.norm)](spec.norm, spec.d)
         self.head = HEADS[spec.tied](spec)
+        self.cap = CAPS[type(spec.cap)](spec.cap)
         self.reset(seed)
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Fresh values: matrices std init_std, those that write into the residual stream less."""
+        """Fresh values: matrices std init_std, those that write into the residual stream less;
+
+        biases 0. (Norms begin at a scale of 1 by themselves.)
+        """
         generator = torch.Generator().manual_seed(seed)
         residual = self.spec.init_std / (2 * len(self.spec.layers)) ** 0.5
         for name, param in self.named_parameters():
             if param.ndim == 2:
                 ends = name.endswith((".attn.o.weight", ".ffn.down.weight"))
                 param.normal_(0, residual if ends else self.spec.init_std, generator=generator)
+            elif name.endswith(".bias"):
+                param.zero_()
 
     def forward(
         self,
@@ -85,23 +121,24 @@ class Decoder(nn.Module):
 
         Positions count from 0 unless given. With `segments`, a token sees only its own segment:
         packed documents, or padding as a segment of its own. ValueError on a bad shape or dtype,
-        a length of 0 or over max_len, an id outside the vocabulary or a negative position.
+        a length of 0 or over max_len, an id outside the vocabulary, or a position that is negative
+        or beyond a learned table.
         """
         check_ids(ids, self.spec)
         b, t = ids.shape
         if positions is None:
             positions = torch.arange(t, device=ids.device).expand(b, t)
         else:
-            check_beside("positions", positions, ids, (0, 2**31))
+            check_beside("positions", positions, ids, (0, reach(self.spec)))
         if segments is not None:
             check_beside("segments", segments, ids, (-(2**31), 2**31))
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
-        x = self.embed(ids)
+        x = self.embed_norm(self.position(self.scale(self.embed(ids)), positions))
         for layer in self.layers:
             x = layer(x, positions, mask)
-        return self.head(self.norm(x), self.embed)
+        return self.cap(self.head(self.norm(x), self.embed))
 
 
 COLDEST = 1e-30  # colder is the same, and would overflow or divide by a float32 zero
@@ -122,6 +159,11 @@ def check_ids(ids: Tensor, spec: specs.Model) -> None:
     if low < 0 or high >= spec.vocab:
         bad = low if low < 0 else high
         raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
+
+
+def reach(spec: specs.Model) -> int:
+    """How many positions there are: as many as a table has rows, or any 32-bit number."""
+    return spec.max_len if isinstance(spec.position, Learned) else 2**31
 
 
 def check_beside(name: str, values: Tensor, ids: Tensor, within: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Norms over the model width."""
+"""Norms over the last axis: the model width, or that of a head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from configs import spec as specs
 from configs.spec import LN, RMS
 from torchref.bias import BIASES
 
@@ -23,10 +22,10 @@ class RMSNorm(nn.Module):
     applied in float32, as Gemma does. The one gives other bits than the other.
     """
 
-    def __init__(self, spec: RMS, model: specs.Model):
+    def __init__(self, spec: RMS, size: int):
         super().__init__()
         self.eps = spec.eps
-        self.weight = nn.Parameter(torch.full((model.d,), FIRST[spec.offset]))
+        self.weight = nn.Parameter(torch.full((size,), FIRST[spec.offset]))
         self.scale = SCALES[spec.offset]
         self.cast = CASTS[spec.cast]
 
@@ -41,11 +40,11 @@ class RMSNorm(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean) / std * scale + bias (arXiv 1607.06450), in float32 at least, cast at the end."""
 
-    def __init__(self, spec: LN, model: specs.Model):
+    def __init__(self, spec: LN, size: int):
         super().__init__()
         self.eps = spec.eps
-        self.weight = nn.Parameter(torch.ones(model.d))
-        self.bias = BIASES[spec.bias](model.d)
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = BIASES[spec.bias](size)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -58,7 +57,7 @@ class LayerNorm(nn.Module):
 class NoNorm(nn.Module):
     """An absent norm."""
 
-    def __init__(self, spec: None, model: specs.Model):
+    def __init__(self, spec: None, size: int):
         super().__init__()
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

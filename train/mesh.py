@@ -45,6 +45,8 @@ RULES = {
     "e": Rule(),
     "v": Rule(("tensor",), ("tensor",)),
     "l": Rule(),
+    "m": Rule(),
+    "r": Rule(),
 }
 
 # Eight simulated devices share a few cores, so one of them can reach a collective minutes after
