@@ -28,6 +28,7 @@ FLOATS: dict[str, np.dtype] = {  # in the order of safetensors' own files
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
+FP8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}  # values only together with their scales
 PREFIXES = ("module.", "_orig_mod.")  # left by data-parallel wrappers and torch.compile
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
 
@@ -62,7 +63,7 @@ def parsed(text: bytes | str, where: str) -> dict[str, Any]:
 
 
 def safetensors_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one .safetensors file."""
+    """The tensors of one .safetensors file, float8 ones (see parity/float8.py) among them."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -73,18 +74,28 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path} is not a sound safetensors file: {error}") from None
     with path.open("rb") as head:  # the library keeps the last of two entries of one name
-        parsed(head.read(int.from_bytes(head.read(8), "little")), f"the header of {path}")
-    odd = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype not in FLOATS]
+        length = int.from_bytes(head.read(8), "little")
+        entries = parsed(head.read(length), f"the header of {path}")
+    known = {**FLOATS, **FP8}
+    odd = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype not in known]
     if odd:
         raise BadInput(
-            f"{path} holds tensors that are not of a supported dtype ({', '.join(FLOATS)}):\n"
+            f"{path} holds tensors that are not of a supported dtype ({', '.join(known)}):\n"
             + listed(odd)
         )
 
+    def mapped(name: str) -> np.ndarray:  # the library has no float8 for NumPy
+        start, _ = entries[name]["data_offsets"]
+        raw = np.memmap(path, np.uint8, "r", 8 + length + start, shapes[name])
+        return raw.view(np.ndarray).view(FP8[dtypes[name]])
+
     def tensor(name: str) -> Tensor:
+        shape, dtype = shapes[name], known[dtypes[name]]
+        if dtypes[name] in FP8:
+            return Tensor(shape, dtype, lambda: mapped(name), lambda index: mapped(name)[index])
         return Tensor(
-            shapes[name],
-            FLOATS[dtypes[name]],
+            shape,
+            dtype,
             lambda: file.get_tensor(name),
             lambda index: file.get_slice(name)[index],
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import PRESETS, BadInput, Model, nearest, preset
-from parity import dialects, files, readers, settle, table, token_ids, tokenizer
+from parity import dialects, files, float8, readers, settle, table, token_ids, tokenizer
 from parity.dialects.hf_llama import decoder_config
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward, moves, prove, shapes_there
@@ -199,6 +199,7 @@ def _hf(folder: Path) -> Source:
     spec = read(outer, str(where))
     published, more = files.folder_tensors(folder)
     notes += more
+    published = float8.dequantized(published, outer, str(folder), notes)
     published = settle.settled(published, spec, dialect, str(folder), notes)
     tensors = forward(dialect.rows(spec), published, str(folder))
     stored = sorted({str(tensor.dtype) for tensor in tensors.values()})
