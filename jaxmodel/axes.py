@@ -1,8 +1,8 @@
 """Parameters declared once, as letters, sizes and initialiser; and the model at rest as arrays.
 
 The letters (`configs.LEGEND`) give a parameter its shape and travel with it as metadata, from which
-`train` derives the sharding. jaxmodel itself knows no mesh: `constrain` is a no-op until a trainer
-installs its resolver.
+`sharding` derives how it is cut. The model itself knows no mesh: `constrain` is a no-op until a
+trainer installs its resolver.
 """
 
 from __future__ import annotations

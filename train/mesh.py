@@ -1,53 +1,29 @@
-"""Where arrays live: the mesh, one table from letters to mesh axes, and one resolver.
-
-Both of the table's columns are about the same letters. A parameter's model width is cut by fsdp; an
-activation has its rows cut by data and fsdp already, so its width stays whole.
-"""
+"""Where arrays live: the mesh, and one resolver. What is cut how is in jaxmodel/sharding.py."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from configs import LEGEND, BadInput, nearest, runs
+from configs import BadInput, runs
+from jaxmodel.sharding import AXES, RULES, parameters, partition
 
-AXES = ("data", "fsdp", "tensor")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The mesh axes that cut a letter, in a parameter and in an activation.
-
-    `whole`: where the size does not divide by the mesh axis, every device holds all of it. Without
-    it that is an error, because a vocabulary or width kept whole is a memory surprise.
-    """
-
-    parameter: tuple[str, ...] = ()
-    activation: tuple[str, ...] = ()
-    whole: bool = False
-
-
-RULES = {
-    "b": Rule(activation=("data", "fsdp")),
-    "t": Rule(),
-    "s": Rule(),
-    "d": Rule(parameter=("fsdp",)),
-    "n": Rule(("tensor",), ("tensor",), whole=True),
-    "k": Rule(("tensor",), ("tensor",), whole=True),
-    "h": Rule(),
-    "f": Rule(("tensor",), ("tensor",)),
-    "e": Rule(),
-    "v": Rule(("tensor",), ("tensor",)),
-    "l": Rule(),
-    "m": Rule(),
-    "r": Rule(),
-}
+__all__ = [
+    "AXES",
+    "RULES",
+    "activations",
+    "build",
+    "like",
+    "parameters",
+    "partition",
+    "replicated",
+    "rows",
+    "simulate",
+]
 
 # Eight simulated devices share a few cores, so one of them can reach a collective minutes after
 # another. XLA's own time limits would abort the process.
@@ -97,69 +73,6 @@ def build(shape: runs.Mesh) -> Mesh:
     )
 
 
-def partition(
-    letters: str, shape: tuple[int, ...], column: str, mesh: Mesh
-) -> tuple[PartitionSpec, list[str]]:
-    """How an array with those letters is cut, and the letters that stay whole for want of dividing.
-
-    `column` is "parameter" or "activation". ValueError on an unknown letter, on a mesh axis used
-    twice and on letters that do not fit the shape; BadInput where a size does not divide.
-    """
-    names = letters.split()
-    if len(names) != len(shape):
-        raise ValueError(f"letters {letters!r} do not fit the shape {shape}")
-    cuts: list[tuple[str, ...] | None] = []
-    used: dict[str, str] = {}
-    whole = []
-    for name, size in zip(names, shape, strict=True):
-        if name not in RULES:
-            raise ValueError(f"letter {name!r} of {letters!r} is unknown; {nearest(name, RULES)}")
-        axes = getattr(RULES[name], column)
-        for axis in axes:
-            if axis in used:
-                raise ValueError(
-                    f"{letters!r}: {used[axis]} and {name} would both be cut by {axis}"
-                )
-            used[axis] = name
-        ways = math.prod(mesh.shape[axis] for axis in axes)
-        if size % ways and not RULES[name].whole:
-            raise BadInput(
-                f"{LEGEND[name]} {name}={size} does not divide by {_product(axes, mesh)}"
-            )
-        if size % ways:
-            whole.append(name)
-        cuts.append(axes if axes and size % ways == 0 else None)
-    return PartitionSpec(*cuts), whole
-
-
-def parameters(
-    letters: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], mesh: Mesh
-) -> tuple[dict[str, NamedSharding], list[str]]:
-    """Every parameter's sharding by its path, and a line for each letter that stays whole.
-
-    One BadInput with every parameter that does not divide.
-    """
-    out: dict[str, NamedSharding] = {}
-    notes: dict[str, None] = {}
-    problems = []
-    for path, names in letters.items():
-        try:
-            spec, whole = partition(names, shapes[path], "parameter", mesh)
-        except BadInput as problem:
-            problems.append(f"  {path}: {problem}")
-            continue
-        out[path] = NamedSharding(mesh, spec)
-        for name in whole:
-            size = shapes[path][names.split().index(name)]
-            ways = _product(RULES[name].parameter, mesh)
-            notes[f"{size} {LEGEND[name]} do not divide by {ways}: each device holds them all"] = (
-                None
-            )
-    if problems:
-        raise BadInput("the mesh does not fit the model:\n" + "\n".join(problems))
-    return out, list(notes)
-
-
 def rows(mesh: Mesh) -> NamedSharding:
     """The sharding of a batch: "b t", rows cut and time whole."""
     return NamedSharding(mesh, PartitionSpec(RULES["b"].activation, None))
@@ -193,7 +106,3 @@ def like(tree: Any, mesh: Mesh, shardings: Mapping[str, NamedSharding]) -> Any:
         return dict(shardings) if is_set(node) else replicated(mesh)
 
     return jax.tree.map(one, tree, is_leaf=is_set)
-
-
-def _product(axes: tuple[str, ...], mesh: Mesh) -> str:
-    return " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)

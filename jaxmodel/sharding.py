@@ -1,0 +1,114 @@
+"""How parameters and activations are cut over a mesh: one table from letters to mesh axes.
+
+Both of the table's columns are about the same letters. A parameter's model width is cut by fsdp; an
+activation has its rows cut by data and fsdp already, so its width stays whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from configs import LEGEND, BadInput, nearest
+
+AXES = ("data", "fsdp", "tensor")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The mesh axes that cut a letter, in a parameter and in an activation.
+
+    `whole`: where the size does not divide by the mesh axis, every device holds all of it. Without
+    it that is an error, because a vocabulary or width kept whole is a memory surprise.
+    """
+
+    parameter: tuple[str, ...] = ()
+    activation: tuple[str, ...] = ()
+    whole: bool = False
+
+
+RULES = {
+    "b": Rule(activation=("data", "fsdp")),
+    "t": Rule(),
+    "s": Rule(),
+    "d": Rule(parameter=("fsdp",)),
+    "n": Rule(("tensor",), ("tensor",), whole=True),
+    "k": Rule(("tensor",), ("tensor",), whole=True),
+    "h": Rule(),
+    "f": Rule(("tensor",), ("tensor",)),
+    "e": Rule(),
+    "v": Rule(("tensor",), ("tensor",)),
+    "l": Rule(),
+    "m": Rule(),
+    "r": Rule(),
+}
+
+
+def partition(
+    letters: str, shape: tuple[int, ...], column: str, mesh: Mesh
+) -> tuple[PartitionSpec, list[str]]:
+    """How an array with those letters is cut, and the letters that stay whole for want of dividing.
+
+    `column` is "parameter" or "activation". ValueError on an unknown letter, on a mesh axis used
+    twice and on letters that do not fit the shape; BadInput where a size does not divide.
+    """
+    names = letters.split()
+    if len(names) != len(shape):
+        raise ValueError(f"letters {letters!r} do not fit the shape {shape}")
+    cuts: list[tuple[str, ...] | None] = []
+    used: dict[str, str] = {}
+    whole = []
+    for name, size in zip(names, shape, strict=True):
+        if name not in RULES:
+            raise ValueError(f"letter {name!r} of {letters!r} is unknown; {nearest(name, RULES)}")
+        axes = getattr(RULES[name], column)
+        for axis in axes:
+            if axis in used:
+                raise ValueError(
+                    f"{letters!r}: {used[axis]} and {name} would both be cut by {axis}"
+                )
+            used[axis] = name
+        ways = math.prod(mesh.shape[axis] for axis in axes)
+        if size % ways and not RULES[name].whole:
+            raise BadInput(
+                f"{LEGEND[name]} {name}={size} does not divide by {_product(axes, mesh)}"
+            )
+        if size % ways:
+            whole.append(name)
+        cuts.append(axes if axes and size % ways == 0 else None)
+    return PartitionSpec(*cuts), whole
+
+
+def parameters(
+    letters: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], mesh: Mesh
+) -> tuple[dict[str, NamedSharding], list[str]]:
+    """Every parameter's sharding by its path, and a line for each letter that stays whole.
+
+    One BadInput with every parameter that does not divide.
+    """
+    out: dict[str, NamedSharding] = {}
+    notes: dict[str, None] = {}
+    problems = []
+    for path, names in letters.items():
+        try:
+            spec, whole = partition(names, shapes[path], "parameter", mesh)
+        except BadInput as problem:
+            problems.append(f"  {path}: {problem}")
+            continue
+        out[path] = NamedSharding(mesh, spec)
+        for name in whole:
+            size = shapes[path][names.split().index(name)]
+            ways = _product(RULES[name].parameter, mesh)
+            notes[f"{size} {LEGEND[name]} do not divide by {ways}: each device holds them all"] = (
+                None
+            )
+    if problems:
+        raise BadInput("the mesh does not fit the model:\n" + "\n".join(problems))
+    return out, list(notes)
+
+
+def _product(axes: tuple[str, ...], mesh: Mesh) -> str:
+    return " x ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
