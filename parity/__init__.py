@@ -6,20 +6,30 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from jaxmodel import Decoder
     from parity.findings import Report
     from parity.table import Row
 
 
-def load(src: str | os.PathLike[str], *, layout: str = "scan", dtype: Any = None) -> Decoder:
+def load(
+    src: str | os.PathLike[str],
+    *,
+    mesh: Mesh | None = None,
+    dtype: Any = None,
+    layout: str = "scan",
+) -> Decoder:
     """The model that SRC names (see `parity.source`), in JAX, in its own dtype unless given.
 
-    Needs torch only where SRC is a torch file.
+    With a mesh (`train.mesh.build`) it is cut as the trainer cuts it, and each device's slices are
+    read alone. `layout` is "scan", layers stacked, or "unroll". Needs torch only where SRC is a
+    torch file. BadInput where SRC cannot be read, or does not fit the mesh.
     """
-    from parity.convert import decoder
+    from parity.loading import decoder
     from parity.source import open_source
 
-    return decoder(open_source(src), layout=layout, dtype=dtype)
+    return decoder(open_source(src), mesh=mesh, layout=layout, dtype=dtype)
 
 
 def check(src: str | os.PathLike[str], **how: Any) -> Report:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from parity.source import IDS, Source, open_source
 from parity.table import Move
 from parity.tensors import Tensor, Tensors, backward, forward, moves
 from parity.writers import nbytes, raw
-
-if TYPE_CHECKING:
-    from jaxmodel import Decoder
 
 Progress = Callable[[str], None]
 
@@ -89,27 +86,6 @@ def hashes(tensors: Tensors) -> dict[str, str]:
     return {name: _sha256(tensor.read()) for name, tensor in tensors.items()}
 
 
-def decoder(source: Source, *, layout: str = "scan", dtype: Any = None) -> Decoder:
-    """The source as a jaxmodel Decoder, filled tensor by tensor, in its own dtype unless given.
-
-    BadInput for float64 while JAX would narrow it.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from jaxmodel import abstract, axes
-
-    wanted = jnp.dtype(source.dtype if dtype is None else dtype)
-    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise BadInput(
-            f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
-            "ask for float32"
-        )
-    here = _jax_tensors(source, layout)
-    values = {path: jnp.array(tensor.read(), dtype=dtype) for path, tensor in here.items()}
-    return axes.with_arrays(abstract(source.spec, layout=layout), values)
-
-
 @dataclass(frozen=True)
 class Step:
     """One target tensor and the tensors (by torchref's names) that it is made of."""
@@ -133,7 +109,7 @@ def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     if layout not in table.LAYOUTS:
         raise BadInput(f"there is no layout {layout!r}; known: {', '.join(table.LAYOUTS)}")
     rows = table.rows(source.spec, layout)
-    _jax_tensors(source, layout)
+    jax_tensors(source, layout)
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
         from jaxmodel import checkpoint
@@ -199,7 +175,7 @@ TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {
 }
 
 
-def _jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
+def jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
     """The source's tensors by jaxmodel's paths, proven against the model itself and back."""
     from jaxmodel import checkpoint
 
