@@ -22,7 +22,6 @@ class Count:
     def total(self) -> int:
         return self.decayed + self.not_decayed
 
-
     def __add__(self, other: Count) -> Count:
         return Count(self.decayed + other.decayed, self.not_decayed + other.not_decayed)
 

@@ -1,10 +1,13 @@
 """Every preset by name, gathered from the family files."""
 
-from configs import llama, reference
+from configs import bloom, gemma, gpt2, grok, llama, mistral, qwen, reference, transformer
 from configs.errors import BadInput, nearest
 from configs.spec import Model
 
-PRESETS: dict[str, Model] = {**reference.PRESETS, **llama.PRESETS}
+FAMILIES = (reference, gpt2, transformer, llama, mistral, qwen, gemma, grok, bloom)
+PRESETS: dict[str, Model] = {
+    name: spec for family in FAMILIES for name, spec in family.PRESETS.items()
+}
 
 
 def preset(name: str) -> Model:

@@ -222,7 +222,10 @@ def test_the_real_smollm2_config_is_its_preset() -> None:
 # --- what is written
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+PLAIN_LLAMAS = ("reference", "smollm2", "llama-7b", "llama2-")
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(PRESETS) if n.startswith(PLAIN_LLAMAS)])
 def test_a_written_config_reads_back_in_both_versions(name: str) -> None:
     """Case 2: an old reader finds the old keys, transformers 5 the new ones, and they are equal."""
     spec = preset(name)

@@ -1,0 +1,66 @@
+"""Qwen: Llamas whose Q, K and V have biases (2.5) or whose queries and keys are normed (3)."""
+
+from configs.llama import llama
+
+PRESETS = {
+    # Qwen Team 2024, arXiv 2412.15115, table 1; Qwen/Qwen2.5-0.5B, config.json
+    "qwen2.5-0.5b": llama(
+        vocab=151_936,
+        d=896,
+        layers=24,
+        heads=14,
+        kv=2,
+        hidden=4_864,
+        max_len=32_768,
+        base=1_000_000.0,
+        pairs="half",
+        eps=1e-6,
+        tied=True,
+        bias=True,
+    ),
+    # Qwen Team 2025, arXiv 2505.09388, table 1; Qwen/Qwen3-0.6B, config.json (head width 128)
+    "qwen3-0.6b": llama(
+        vocab=151_936,
+        d=1_024,
+        layers=28,
+        heads=16,
+        kv=8,
+        width=128,
+        hidden=3_072,
+        max_len=40_960,
+        base=1_000_000.0,
+        pairs="half",
+        eps=1e-6,
+        tied=True,
+        qk_norm=True,
+    ),
+    "qwen2.5-tiny": llama(
+        vocab=269,
+        d=42,
+        layers=3,
+        heads=7,
+        kv=1,
+        hidden=52,
+        max_len=256,
+        base=10_000.0,
+        pairs="half",
+        eps=1e-6,
+        tied=True,
+        bias=True,
+    ),
+    "qwen3-tiny": llama(
+        vocab=271,
+        d=36,
+        layers=3,
+        heads=4,
+        kv=2,
+        width=14,
+        hidden=44,
+        max_len=256,
+        base=10_000.0,
+        pairs="half",
+        eps=1e-6,
+        tied=True,
+        qk_norm=True,
+    ),
+}
