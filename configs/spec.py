@@ -149,9 +149,7 @@ class LongRope:
     magnitude: Above0
 
 
-Scaling = Annotated[
-    Linear | DynamicNTK | Yarn | Llama3 | LongRope, Field(discriminator="kind")
-]
+Scaling = Annotated[Linear | DynamicNTK | Yarn | Llama3 | LongRope, Field(discriminator="kind")]
 
 
 @spec
@@ -206,6 +204,7 @@ class QKNorm:
     `over` one head's width (Qwen 3, Gemma 3) or the whole projection, all heads (OLMo 2).
     """
 
+    kind: Literal["qk"] = "qk"
     norm: Annotated[RMS | LN, Field(discriminator="kind")]
     over: Literal["head", "projection"]
 
@@ -390,7 +389,19 @@ NORMS = (RMS, LN)
 POSITIONS = (Learned, Sinusoidal)
 SCALINGS = (Linear, DynamicNTK, Yarn, Llama3, LongRope)
 RELATIVES = (Alibi, T5Bias)
-PARTS = (*NORMS, *POSITIONS, Rope, *SCALINGS, *RELATIVES, GQA, Glu, Mlp, Block, PostBlock)
+PARTS = (
+    *NORMS,
+    *POSITIONS,
+    Rope,
+    *SCALINGS,
+    *RELATIVES,
+    QKNorm,
+    GQA,
+    Glu,
+    Mlp,
+    Block,
+    PostBlock,
+)
 
 _MODEL: pydantic.TypeAdapter[Model] = pydantic.TypeAdapter(Model)
 

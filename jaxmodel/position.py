@@ -105,6 +105,11 @@ def linear(spec: Linear, base: float, plain: np.ndarray) -> np.ndarray:
     return plain / spec.factor
 
 
+def dynamic_ntk(spec: DynamicNTK, base: float, plain: np.ndarray) -> np.ndarray:
+    """What the frequencies are at the original length."""
+    return plain
+
+
 def yarn(spec: Yarn, base: float, plain: np.ndarray) -> np.ndarray:
     pairs = len(plain)
     # The pairs, as fractions, that turn `fast` and `slow` times in the original length.
@@ -122,11 +127,6 @@ def llama3(spec: Llama3, base: float, plain: np.ndarray) -> np.ndarray:
     turns = spec.original * plain / (2 * np.pi)  # in the original length
     kept = np.clip((turns - spec.low) / (spec.high - spec.low), 0, 1)
     return (1 - kept) * plain / spec.factor + kept * plain
-
-
-def dynamic_ntk(spec: DynamicNTK, base: float, plain: np.ndarray) -> np.ndarray:
-    """What the frequencies are at the original length."""
-    return plain
 
 
 def longrope(spec: LongRope, base: float, plain: np.ndarray) -> np.ndarray:

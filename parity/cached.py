@@ -6,7 +6,8 @@ side's cache can be made here too, and named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,31 +66,35 @@ def decode(model: Any, ids: np.ndarray, prefill: int, slip: Slip | None = None) 
         if slip.unmasked and start:
             seen = torch.ones_like(seen)
         write = min(max(start - slip.early, 0), slots - t) if start else 0
-        x = model.embed(tokens[:, start:end])
+        x = model.read(tokens[:, start:end], at)
         for layer, kv in zip(model.layers, kept, strict=True):
-            attend = _attention(layer.attn, at, seen, kv, write, slots)
-            x = x + layer.post_attn(attend(layer.pre_attn(x)))
-            x = x + layer.post_ffn(layer.ffn(layer.pre_ffn(x)))
-    return model.head(model.norm(x[:, -1:]), model.embed)[:, 0].double().numpy()
+            with _through(layer.attn, kv, write, slots):
+                x = layer(x, at, seen.expand(len(ids), t, slots))
+    return model.say(model.norm(x[:, -1:]))[:, 0].double().numpy()
 
 
-def _attention(
-    m: Any, at: Tensor, seen: Tensor, kv: list[Tensor], write: int, slots: int
-) -> Callable[[Tensor], Tensor]:
-    """One layer's attention over its cache `kv`, which it writes to."""
+@contextlib.contextmanager
+def _through(m: Any, kv: list[Tensor], write: int, slots: int) -> Iterator[None]:
+    """Within: one layer's attention looks at its cache `kv`, which it writes to."""
 
-    def attend(x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        q = m.rotate(m.q(x).view(b, t, m.heads, m.width), at)
-        k = m.rotate(m.k(x).view(b, t, m.kv, m.width), at)
-        v = m.v(x).view(b, t, m.kv, m.width)
+    def attend(x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = m.project(x, at)
         if not kv:
-            kv.extend(y.new_zeros(b, slots, *y.shape[2:]) for y in (k, v))
+            kv.extend(y.new_zeros(len(x), slots, *y.shape[2:]) for y in (k, v))
         for whole, new in zip(kv, (k, v), strict=True):
-            whole[:, write : write + t] = new
-        keys, values = (y.repeat_interleave(m.heads // m.kv, 2) for y in kv)
-        scores = torch.einsum("btnh,bsnh->bnts", q, keys) * m.width**-0.5
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        return m.o(torch.einsum("bnts,bsnh->btnh", scores.softmax(-1), values).reshape(b, t, -1))
+            whole[:, write : write + x.shape[1]] = new
+        keys = torch.arange(slots).expand(len(x), slots)
+        # Queries are told from keys by their place, which here is not at the end.
+        ago = at[:, :, None] - keys[:, None, :]
+        near = mask & (ago < getattr(m.window, "size", slots))
+        m.window.__dict__["forward"] = lambda mask: mask
+        try:
+            return m.mix(q, *kv, at, keys, near)
+        finally:
+            del m.window.__dict__["forward"]
 
-    return attend
+    m.__dict__["forward"] = attend
+    try:
+        yield
+    finally:
+        del m.__dict__["forward"]

@@ -134,7 +134,7 @@ def jax_attended(model: Any, given: Inputs) -> Given:
     import jax
 
     from jaxmodel.attention import ATTENTIONS
-    from jaxmodel.position import POSITIONS
+    from jaxmodel.position import NoRotary, Rotary
 
     caught: dict[str, Any] = {}
 
@@ -146,7 +146,7 @@ def jax_attended(model: Any, given: Inputs) -> Given:
         return call
 
     def rotation(original: Any) -> Any:
-        def call(self: Any, x: Any, positions: Any) -> Any:
+        def call(self: Any, x: Any, positions: Any, longest: Any) -> Any:
             caught.setdefault("positions", positions)
             raise Stop
 
@@ -154,7 +154,7 @@ def jax_attended(model: Any, given: Inputs) -> Given:
 
     # A faulty module hands its own class what it has changed: so the classes are watched.
     watched: dict[Any, Any] = dict.fromkeys(ATTENTIONS.values(), attention)
-    watched |= dict.fromkeys(POSITIONS.values(), rotation)
+    watched |= dict.fromkeys((Rotary, NoRotary), rotation)
     with _watching(watched), _without_remat(model.stack), jax.disable_jit(), suppress(Stop):
         model(given.ids, positions=given.positions, segments=given.segments)
     # A stack of another kind may trace its layers, and a traced value cannot be read.
@@ -211,16 +211,16 @@ def torch_scalars(model: Any) -> dict[str, Any]:
     """What torchref's modules carry beside their weights, by name."""
     found: dict[str, Any] = {}
     for i, block in enumerate(model.layers):
-        found |= {f"layers.{i}.{n}": x for n, x in _block(block, block.attn.width**-0.5).items()}
-    return found | _norm("norm", model.norm)
+        found |= {f"layers.{i}.{n}": x for n, x in _block(block).items()}
+    return found | _outside(model)
 
 
 def jax_scalars(model: Any) -> dict[str, Any]:
     """The same of jaxmodel, in either layout."""
     found: dict[str, Any] = {}
     for i, block in enumerate(_blocks(model)):
-        found |= {f"layers.{i}.{n}": x for n, x in _block(block, block.attn.scale).items()}
-    return found | _norm("norm", model.norm)
+        found |= {f"layers.{i}.{n}": x for n, x in _block(block).items()}
+    return found | _outside(model)
 
 
 def _blocks(model: Any) -> list[Any]:
@@ -231,15 +231,36 @@ def _blocks(model: Any) -> list[Any]:
     return [block for blocks, run in both for _ in range(run.times) for block in blocks]
 
 
-def _block(block: Any, scale: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"attn.scale": float(scale)}
+def _block(block: Any) -> dict[str, Any]:
+    attn = block.attn
+    found: dict[str, Any] = {"attn.scale": float(attn.scale)}
     for name in NORMS:
-        found |= _norm(name, getattr(block, name))
-    rotate = block.attn.rotate
+        found |= _norm(name, getattr(block, name, None))
+    for name, norm in (("q_norm", attn.q_norm), ("k_norm", attn.k_norm)):
+        found |= _norm(f"attn.{name}", getattr(norm, "norm", None))
+    rotate = attn.rotate
     if hasattr(rotate, "frequency"):
-        found["attn.rotate.frequency"] = [float(x) for x in rotate.frequency]
+        # torchref's are a function of the length, jaxmodel's those of a short text.
+        plain = rotate.frequency(1) if callable(rotate.frequency) else rotate.frequency
+        found["attn.rotate.frequency"] = [float(x) for x in plain]
         found["attn.rotate.pairs"] = rotate.split.__name__
-    return found
+        found["attn.rotate.magnitude"] = float(rotate.magnitude)
+    more = {
+        "attn.cap": getattr(attn.cap, "cap", None),
+        "attn.window": getattr(attn.window, "size", None),
+        "alpha": getattr(block, "alpha", None),
+    }
+    return found | {name: float(x) for name, x in more.items() if x is not None}
+
+
+def _outside(model: Any) -> dict[str, Any]:
+    """Of what is not in a layer."""
+    found = _norm("embed_norm", model.embed_norm) | _norm("norm", model.norm)
+    more = {
+        "embed_scale": getattr(model.scale, "scale", None),
+        "cap": getattr(model.cap, "cap", None),
+    }
+    return found | {name: float(x) for name, x in more.items() if x is not None}
 
 
 def _norm(name: str, norm: Any) -> dict[str, Any]:

@@ -202,15 +202,21 @@ class Search:
 
     def _explained(self, direction: str, names: Sequence[str]) -> Edit | None:
         """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
+        at = self.reference.places[names[0]] if direction == "forward" else None
+        # The module that gives the probed value may have a name of its own.
+        named = "" if at is None or at.given else probes.part(at.module)
         part = probes.part(names[0])
-        fit = [m for m in MISTAKES if {part, ANY} & set(m.parts) and m.direction == direction]
+        fit = [m for m in MISTAKES if {part, named, ANY} & set(m.parts)]
+        fit = [m for m in fit if m.direction == direction]
         for mistake in sorted(fit, key=lambda m: (m.fits, m.rounds)):
-            modules = tuple(_module(name, mistake.module.format(part=part)) for name in names)
+            edited = part if {part, ANY} & set(mistake.parts) else named
+            modules = tuple(_module(name, mistake.module.format(part=edited)) for name in names)
+            if any(module not in self.modules for module in modules):
+                continue  # a layer of another wiring has no such part
 
             def over(value: object, m: Mistake = mistake, on: tuple[str, ...] = modules) -> float:
                 return self._with(Edit(m, on, value), direction, names)
 
-            at = self.reference.places[names[0]] if direction == "forward" else None
             if ANY in mistake.parts and (at is None or at.given or at.module != modules[0]):
                 continue  # the probe is not of what this module returns
             values = list(mistake.values(self.modules[modules[0]]))
@@ -229,13 +235,20 @@ class Search:
         import torch
 
         at, model = self.reference.places[name], self.reference.model
+        want = self.forced.values[name]
+        if not f"{at.module}.".startswith(f"{module}."):  # it is not what gives the probed value
+
+            def whole(value: float) -> float:
+                edits = [*self.edits, Edit(mistake, (module,), value)]
+                return curves.error(want, self.reference.run(self.base, edits).values[name])
+
+            return whole
         caught: list[Any] = []
         hook = self.modules[module].register_forward_pre_hook(lambda m, args: caught.append(args))
         try:
             self.reference.run(self.base, self.edits)
         finally:
             hook.remove()
-        want = self.forced.values[name]
         here = replace(at, call=0) if at.module == module and at.call else at
 
         def off(value: float) -> float:

@@ -67,20 +67,25 @@ def blind(spec: Model, given: Inputs) -> list[str]:
     """Which mechanisms of the spec this input cannot exercise, in words."""
     out = []
     t = given.ids.shape[1]
+    attentions = [block.attn for block in spec.layers]
     if t < spec.max_len:
         out.append(f"positions from {t} to {spec.max_len - 1}: the input has {t} of them")
-    ropes = {r for block in spec.layers if (r := block.attn.rope) is not None}
-    slowest = max(
-        (2 * np.pi * r.base ** (1 - 2 / spec.layers[0].attn.width) for r in ropes), default=0
-    )
+    turned = [(a.rope, a.rope.width or a.width) for a in attentions if a.rope is not None]
+    slowest = max((2 * np.pi * r.base ** (1 - 2 / width) for r, width in turned), default=0)
     if slowest > t:
-        turned = f"{t / slowest:.1%}" if slowest else "0%"
-        out.append(f"slow rotary pairs: the slowest turns by {turned} of a circle in {t} positions")
+        part = f"{t / slowest:.1%}" if slowest else "0%"
+        out.append(f"slow rotary pairs: the slowest turns by {part} of a circle in {t} positions")
+    windows = {a.window for a in attentions if a.window is not None and a.window >= t}
+    for window in sorted(windows):
+        out.append(f"the window of {window}: the input has {t} tokens, and none is outside")
+    lengths = {getattr(rope.scaling, "original", 0) for rope, _ in turned}
+    for length in sorted(x for x in lengths if x >= t):
+        out.append(f"rotary positions from {length}, where they are scaled otherwise")
     unused = spec.vocab - len(np.unique(given.ids))
     if unused:
         out.append(f"rows of the embedding for the {unused} of {spec.vocab} ids that do not occur")
     if len(np.unique(given.segments)) < 2:
         out.append("masks between packed documents: the input has one document in a row")
-    if all(block.attn.kv in (1, block.attn.heads) for block in spec.layers):
+    if all(a.kv in (1, a.heads) for a in attentions):
         out.append("the order of key/value groups: with one or all heads there is none")
     return out

@@ -10,21 +10,18 @@ import functools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from configs import BadInput, Model
 from configs.errors import nearest
-from configs.llama import llama
-from configs.spec import GQA, LN, RMS, Block, Glu, Norm, Rope, Run
-from parity import table
 from parity.faults import FAULTS
 from parity.faults.base import NoPlace
 from parity.inputs import inputs
+from parity.models import arbitrary, shapes, weights
 from parity.sides import Wrong
-from parity.tensors import Tensor, shapes_there
 
 TOKENS = 24
 CONTROLS, PAIRS = 200, 50
@@ -40,45 +37,6 @@ class Outcome:
     where: str
     cause: str
     named: bool
-
-
-def shapes() -> dict[str, Model]:
-    """Models that between them have a place for every fault."""
-    base = llama(
-        vocab=61,
-        d=16,
-        layers=3,
-        heads=4,
-        kv=2,
-        hidden=24,
-        max_len=64,
-        base=10_000.0,
-        pairs="adjacent",
-        eps=1e-3,
-        tied=True,
-    )
-    norm = RMS(eps=1e-3)
-    attn = GQA(heads=4, kv=2, width=4, rope=Rope(base=500.0, pairs="half"))
-    ffn = Glu(hidden=24, act="gelu_tanh")
-    block = Block(pre_attn=norm, attn=attn, post_attn=norm, pre_ffn=norm, ffn=ffn, post_ffn=norm)
-    sandwich = replace(base, runs=(Run(blocks=(block,), times=2),), tied=False)
-    layer = LN(eps=1e-3)
-    block = replace(base.layers[0], pre_attn=layer, pre_ffn=RMS(eps=1e-3, offset=True))
-    mixed = replace(base, runs=(Run(blocks=(block,), times=2),), norm=layer)
-    return {"pre-norm": base, "sandwich": sandwich, "LayerNorm": mixed}
-
-
-def weights(spec: Model, seed: int) -> dict[str, Tensor]:
-    """Lively values: matrices of unit gain, scales around one. Small ones hide faults."""
-    rng = np.random.default_rng(seed)
-
-    def one(shape: tuple[int, ...]) -> np.ndarray:
-        if len(shape) == 1:
-            return rng.uniform(0.5, 1.5, shape)
-        return rng.normal(0, shape[1] ** -0.5, shape)
-
-    named = shapes_there(table.rows(spec, "unroll"))
-    return {name: Tensor.of(one(shape)) for name, shape in named}
 
 
 def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any:
@@ -143,53 +101,6 @@ def control(seed: int) -> str:
         return ""
     suspects = [(s.part, s.layers, s.direction, s.worst) for s in found.suspects]
     return f"seed {seed}: error {found.error:.2f}, {suspects}, {to_json(spec)}"
-
-
-def arbitrary(seed: int) -> Model:
-    """A random spec over every axis there is.
-
-    The sizes come from a small pool: what differs in size is compiled anew, operation by operation.
-    """
-    rng = np.random.default_rng((seed, 77))
-
-    def one_of(*values: Any) -> Any:
-        return values[rng.integers(len(values))]
-
-    def norm() -> Norm:
-        rms = RMS(eps=one_of(0.0, 1e-6, 1e-5), offset=one_of(False, True))
-        # A layer's few values may be nearly alike: no eps near zero.
-        return one_of(None, rms, rms, LN(eps=1e-3, bias=one_of(False, True)))
-
-    def block() -> Block:
-        rope = Rope(base=one_of(100.0, 1e4, 5e5), pairs=one_of("adjacent", "half"))
-        attn = GQA(
-            heads=4,
-            kv=one_of(1, 2, 4),
-            width=4,
-            rope=one_of(None, rope, rope, rope),
-        )
-        act = one_of("silu", "gelu", "gelu_tanh")
-        return Block(
-            pre_attn=norm() or RMS(eps=1e-6),
-            attn=attn,
-            post_attn=norm(),
-            pre_ffn=norm() or RMS(eps=1e-6),
-            ffn=Glu(hidden=24, act=act),
-            post_ffn=norm(),
-        )
-
-    runs = tuple(
-        Run(blocks=tuple(block() for _ in range(one_of(1, 1, 2))), times=one_of(1, 2))
-        for _ in range(one_of(1, 1, 2))
-    )
-    return Model(
-        d=one_of(8, 16),
-        vocab=61,
-        max_len=32,
-        runs=runs,
-        norm=norm() or RMS(eps=1e-6),
-        tied=one_of(True, False),
-    )
 
 
 # ---- two at once --------------------------------------------------------------------------------

@@ -193,11 +193,14 @@ def _exchanged(name: str, other: str) -> Slip:
     return Slip("weights-swapped", f"holds {other}", ADVICE["weights-swapped"])
 
 
+PROJECTIONS = [f"attn.{x}.weight" for x in "qkvo"] + [f"attn.{x}.bias" for x in "qkv"]
+
+
 def _heads(spec: Model, name: str) -> tuple[int, int, int] | None:
     """Heads, head width and the axis that has them, of a projection of attention."""
     from parity.probes import layer, part
 
-    if layer(name) is None or ".attn." not in name or not name.endswith(".weight"):
+    if layer(name) is None or part(name) not in PROJECTIONS:
         return None
     attn = spec.layers[layer(name) or 0].attn
     which = part(name).split(".")[1]

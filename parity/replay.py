@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from configs import BadInput, Model
 from configs.places import appearing, refuse_taken
-from configs.spec import Run, from_json, to_json
+from configs.spec import Block, PostBlock, Run, from_json, to_json
 from parity import curves, ops, probes, table
 from parity.findings import Point, Report, Suspect
 from parity.inputs import Inputs
@@ -33,20 +33,43 @@ if TYPE_CHECKING:
 BACK = "cotangent "  # before a probe's name: the cotangent there, and not the value
 
 # What each part of a layer is given: probes of that layer, or the layer's own input.
-FEEDS = {
-    "pre_attn": ("in",),
-    "attn.q": ("pre_attn",),
-    "attn.k": ("pre_attn",),
-    "attn.v": ("pre_attn",),
-    "attn.mixed": ("attn.q", "attn.k", "attn.v"),
-    "attn": ("attn.mixed",),
-    "post_attn": ("attn",),
-    "mid": ("in", "post_attn"),
-    "pre_ffn": ("mid",),
-    "ffn": ("pre_ffn",),
-    "post_ffn": ("ffn",),
-    "out": ("mid", "post_ffn"),
+MIXED = {"attn.mixed": ("attn.q", "attn.k", "attn.v"), "attn": ("attn.mixed",)}
+FEEDS: dict[type, dict[str, tuple[str, ...]]] = {
+    Block: {
+        "pre_attn": ("in",),
+        "attn.q": ("pre_attn",),
+        "attn.k": ("pre_attn",),
+        "attn.v": ("pre_attn",),
+        **MIXED,
+        "post_attn": ("attn",),
+        "mid": ("in", "post_attn"),
+        "pre_ffn": ("mid",),
+        "ffn": ("pre_ffn",),
+        "post_ffn": ("ffn",),
+        "out": ("mid", "post_ffn"),
+    },
+    PostBlock: {
+        "attn.q": ("in",),
+        "attn.k": ("in",),
+        "attn.v": ("in",),
+        **MIXED,
+        "summed": ("in", "attn"),
+        "mid": ("summed",),
+        "ffn": ("mid",),
+        "total": ("mid", "ffn"),
+        "out": ("total",),
+    },
 }
+# Parts with weights and no probe of their own, and the probe that they are computed for.
+WITHIN = {
+    "attn.q_norm": "attn.q",
+    "attn.k_norm": "attn.k",
+    "attn.relative": "attn.mixed",
+    "attn.o": "attn",
+    "position": "embed",
+    "embed_norm": "embed",
+}
+POST = {"post_attn": "mid", "post_ffn": "out"}  # the same where the norm is over the sum
 
 
 # ---- what a replay needs ------------------------------------------------------------------------
@@ -102,8 +125,8 @@ def _feeds(spec: Model) -> dict[str, tuple[str, ...]]:
     """What each probe of the model is computed from."""
     out: dict[str, tuple[str, ...]] = {"embed": ()}
     before = "embed"
-    for i in range(len(spec.layers)):
-        for part, given in FEEDS.items():
+    for i, block in enumerate(spec.layers):
+        for part, given in FEEDS[type(block)].items():
             names = (before if name == "in" else f"layers.{i}.{name}" for name in given)
             out[f"layers.{i}.{part}"] = tuple(names)
         before = f"layers.{i}.out"
@@ -113,11 +136,15 @@ def _feeds(spec: Model) -> dict[str, tuple[str, ...]]:
 def _uses(spec: Model) -> dict[str, list[str]]:
     """The weights that each probe of the model is computed with."""
     out: dict[str, list[str]] = {"head": ["embed.weight"] if spec.tied else []}
+    known = _feeds(spec)
     for name, _ in shapes_there(table.rows(spec, "unroll")):
-        part = name.removesuffix(".weight")
-        if probes.layer(name) is not None and probes.part(part) not in FEEDS:
-            part = part.rpartition(".")[0]  # no probe of its own: "attn.o", "ffn.down"
-        out.setdefault(part, []).append(name)
+        i = probes.layer(name)
+        within = WITHIN | (POST if i is not None and type(spec.layers[i]) is PostBlock else {})
+        part = probes.part(name)
+        while part not in within and (part if i is None else f"layers.{i}.{part}") not in known:
+            part = part.rpartition(".")[0]  # no probe of its own: "ffn.down.bias"
+        part = within.get(part, part)
+        out.setdefault(part if i is None else f"layers.{i}.{part}", []).append(name)
     return out
 
 
@@ -155,7 +182,8 @@ class Part:
 
         b, t = self.ids.shape
         start = jnp.zeros((), jnp.int32)
-        return Seen(self.positions, start, visible(b, t, t, start, self.segments))
+        mask = visible(b, t, t, start, self.segments)
+        return Seen(self.positions, self.positions, self.positions.max() + 1, start, mask)
 
     @property
     def seeds(self) -> dict[str, Any]:

@@ -70,9 +70,9 @@ sys.exit(part.verdict({got}))
 """
 
 CALLS = {
-    "embed": "model.embed(part.ids)",
+    "embed": "model.read(part.ids, part.seen)",
     "norm": "model.norm({x})",
-    "head": "model.head({x}, model.embed)",
+    "head": "model.say({x})",
 }
 
 

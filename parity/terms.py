@@ -36,7 +36,7 @@ class Terms:
 
 def relative(got: Any, want: Any, terms: Terms | None = None) -> float:
     """Relative L2, by the terms' size where they are known."""
-    if terms is None or not np.shape(got) == np.shape(want) or not 0 < terms.size < np.inf:
+    if terms is None or np.shape(got) != np.shape(want) or not 0 < terms.size < np.inf:
         return metrics.relative_l2(got, want)
     gap = np.asarray(got, np.float64) - np.asarray(want, np.float64)
     return float(np.linalg.norm(gap) / terms.size)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from configs import GQA, Glu, Rope
+from configs import GQA, Glu, Mlp, Rope
 from configs.llama import llama
 from configs.spec import Norm
 from jaxmodel import attention as jax_attention
@@ -40,8 +40,8 @@ class TorchSide:
     name = "torchref"
     activations = torch_ffn.ACTIVATIONS
 
-    def _run(self, room: Any, spec: Any, d: int, weights: Weights, *args: np.ndarray) -> np.ndarray:
-        part = room[type(spec)](spec, any_model(d))
+    def _run(self, room: Any, spec: Any, d: Any, weights: Weights, *args: np.ndarray) -> np.ndarray:
+        part = room[type(spec)](spec, d)
         state = {k: bridge.to_torch(v) for k, v in weights.items()}
         part.load_state_dict(state, assign=True)
         return bridge.to_numpy(part(*map(bridge.to_torch, args)))
@@ -49,21 +49,21 @@ class TorchSide:
     def norm(self, spec: Norm, weights: Weights, x: np.ndarray) -> np.ndarray:
         return self._run(torch_norm.NORMS, spec, x.shape[-1], weights, x)
 
-    def ffn(self, spec: Glu, weights: Weights, x: np.ndarray) -> np.ndarray:
-        return self._run(torch_ffn.FFNS, spec, x.shape[-1], weights, x)
+    def ffn(self, spec: Glu | Mlp, weights: Weights, x: np.ndarray) -> np.ndarray:
+        return self._run(torch_ffn.FFNS, spec, any_model(x.shape[-1]), weights, x)
 
     def attention(
         self, spec: GQA, weights: Weights, x: np.ndarray, positions: np.ndarray, mask: np.ndarray
     ) -> np.ndarray:
         room = torch_attention.ATTENTIONS
-        return self._run(room, spec, x.shape[-1], weights, x, positions, mask)
+        return self._run(room, spec, any_model(x.shape[-1]), weights, x, positions, mask)
 
     def rotate(
         self, spec: Rope | None, x: np.ndarray, positions: np.ndarray, frequency: Any = None
     ) -> np.ndarray:
-        part = torch_position.POSITIONS[type(spec)](spec, x.shape[-1])
+        part = torch_position.ROTARIES[type(spec)](spec, x.shape[-1])
         if frequency is not None:
-            part.frequency = list(frequency)
+            part.frequency = lambda longest: list(frequency)
         return bridge.to_numpy(part(bridge.to_torch(x), bridge.to_torch(positions)))
 
     def act(self, name: str, x: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ class JaxSide:
             part = self._part(jax_norm.NORMS, spec, x.shape[-1], weights)
             return np.asarray(nnx.jit(lambda part, x: part(x))(part, jnp.asarray(x)))
 
-    def ffn(self, spec: Glu, weights: Weights, x: np.ndarray) -> np.ndarray:
+    def ffn(self, spec: Glu | Mlp, weights: Weights, x: np.ndarray) -> np.ndarray:
         with jax.enable_x64(True):
             part = self._part(jax_ffn.FFNS, spec, x.shape[-1], weights)
             return np.asarray(nnx.jit(lambda part, x: part(x))(part, jnp.asarray(x)))
@@ -101,17 +101,20 @@ class JaxSide:
         with jax.enable_x64(True):
             part = self._part(jax_attention.ATTENTIONS, spec, x.shape[-1], weights)
             start = jnp.zeros((), jnp.int32)
-            seen = cache.Seen(jnp.asarray(positions), start, jnp.asarray(mask))
+            at = jnp.asarray(positions)
+            seen = cache.Seen(at, at, at.max() + 1, start, jnp.asarray(mask))
             return np.asarray(nnx.jit(lambda part, x: part(x, seen, None)[0])(part, jnp.asarray(x)))
 
     def rotate(
         self, spec: Rope | None, x: np.ndarray, positions: np.ndarray, frequency: Any = None
     ) -> np.ndarray:
         with jax.enable_x64(True):
-            part = jax_position.POSITIONS[type(spec)](spec, x.shape[-1])
+            part = jax_position.ROTARIES[type(spec)](spec, x.shape[-1])
             if frequency is not None:
                 part.frequency = tuple(frequency)
-            turned = jax.jit(lambda x, at: part(x, at))(jnp.asarray(x), jnp.asarray(positions))
+            turned = jax.jit(lambda x, at: part(x, at, at.max() + 1))(
+                jnp.asarray(x), jnp.asarray(positions)
+            )
             return np.asarray(turned)
 
     def act(self, name: str, x: np.ndarray) -> np.ndarray:

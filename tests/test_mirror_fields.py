@@ -24,7 +24,7 @@ from jaxmodel import axes
 from parity import judge
 from parity.diagnose import diagnose
 from parity.inputs import inputs
-from parity.killtable import weights
+from parity.models import weights
 from parity.subject import Reference, wrong_decoder
 from tests import kit
 

@@ -21,7 +21,8 @@ from parity.faults import FAULTS
 from parity.faults.making import calling
 from parity.findings import Check, Report
 from parity.inputs import inputs
-from parity.killtable import TOKENS, shapes, weights
+from parity.killtable import TOKENS
+from parity.models import shapes, weights
 from parity.sides import Wrong
 from parity.subject import Reference, wrong_decoder
 from parity.table import Row

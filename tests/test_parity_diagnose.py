@@ -20,7 +20,8 @@ from parity.diagnose import diagnose
 from parity.faults import FAULTS
 from parity.faults.making import calling
 from parity.inputs import blind, inputs
-from parity.killtable import TOKENS, judge, shapes, weights
+from parity.killtable import TOKENS, judge
+from parity.models import shapes, weights
 from parity.sides import Wrong
 from parity.subject import Reference, decoder, wrong_decoder, wrong_model
 from parity.tensors import Tensor

@@ -10,7 +10,7 @@ from configs import Model
 from parity import bridge, judge
 from parity.faults import FAULTS
 from parity.findings import Report
-from parity.killtable import shapes
+from parity.models import shapes
 from parity.tensors import Tensor
 from tests.kit import torch_model
 

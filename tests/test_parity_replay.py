@@ -26,7 +26,8 @@ from jaxtwin import app
 from parity import curves, judge, replay
 from parity.findings import Check, Point, Report, Suspect
 from parity.inputs import inputs
-from parity.killtable import TOKENS, shapes, weights
+from parity.killtable import TOKENS
+from parity.models import shapes, weights
 from parity.subject import Reference, Subject, wrong_decoder
 from parity.tensors import Tensor, Tensors
 from parity.writers import write_pt

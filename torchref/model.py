@@ -135,10 +135,20 @@ class Decoder(nn.Module):
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
-        x = self.embed_norm(self.position(self.scale(self.embed(ids)), positions))
+        x = self.read(ids, positions)
         for layer in self.layers:
             x = layer(x, positions, mask)
-        return self.cap(self.head(self.norm(x), self.embed))
+        return self.say(self.norm(x))
+
+    def read(
+        self, ids: Integer[Tensor, "b t"], positions: Int[Tensor, "b t"]
+    ) -> Float[Tensor, "b t d"]:
+        """What the first layer is given."""
+        return self.embed_norm(self.position(self.scale(self.embed(ids)), positions))
+
+    def say(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
+        """The logits of what the last layer gave, normed."""
+        return self.cap(self.head(x, self.embed))
 
 
 COLDEST = 1e-30  # colder is the same, and would overflow or divide by a float32 zero

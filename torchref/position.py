@@ -229,9 +229,7 @@ def buckets(spec: T5Bias) -> list[int]:
     rest = spec.buckets - half
 
     def grown(n: int) -> int:
-        return sum(
-            n**rest * half**k >= half**rest * spec.longest**k for k in range(1, rest)
-        )
+        return sum(n**rest * half**k >= half**rest * spec.longest**k for k in range(1, rest))
 
     return [n if n < half else half + grown(n) for n in range(spec.longest + 1)]
 

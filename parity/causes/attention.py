@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity.causes.base import Forward, add, calling
+from parity.causes.base import Forward, add, calling, setting
+from torchref.attention import NormedHeads, NoWindow, Window
+from torchref.cap import Cap, NoCap
+from torchref.position import NoBias
 
 
 def attend(
@@ -25,19 +28,16 @@ def attend(
 ) -> Tensor:
     """torchref's attention, with what may be wrong in it laid open."""
     b, t, _ = x.shape
-    q = m.q(x).view(b, t, m.heads, m.width)
-    k = m.k(x).view(b, t, m.kv, m.width)
-    v = m.v(x).view(b, t, m.kv, m.width)
-    q, k = m.rotate(q, at), m.rotate(k, at)
+    q, k, v = m.project(x, at)
     groups = m.heads // m.kv
     if tile:
         k, v = k.repeat(1, 1, groups, 1), v.repeat(1, 1, groups, 1)
     else:
         k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
-    scores = torch.einsum("btnh,bsnh->bnts", q, k) * (m.width**-0.5 if scale is None else scale)
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
-    scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+    scores = torch.einsum("btnh,bsnh->bnts", q, k) * (m.scale if scale is None else scale)
+    scores = m.cap(scores) if cap is None else cap * torch.tanh(scores / cap)
+    scores = m.relative(scores, at, at)
+    scores = scores.masked_fill(~m.window(mask)[:, None], torch.finfo(scores.dtype).min)
     weights = scores.to(narrow or scores.dtype).softmax(-1).to(x.dtype)
     mixed = torch.einsum("bnts,bsnh->btnh", weights, v)
     return m.o(mixed.reshape(b, t, -1))
@@ -71,8 +71,21 @@ def _near(mask: Tensor, window: int) -> Tensor:
     return mask & torch.ones_like(mask).triu(1 - window)
 
 
-def _windows(m: Any) -> Sequence[int]:
-    return (1, 2, 3, 4, 6, 8, 12, 16, 24, 31, 32, 33, 48, 64, 96, 127, 128, 129, 256)
+WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 31, 32, 33, 48, 64, 96, 127, 128, 129, 256)
+
+
+def _windowed(values: Callable[[int], Sequence[Any]]) -> Callable[[Any], Sequence[Any]]:
+    return lambda m: values(m.window.size) if isinstance(m.window, Window) else ()
+
+
+def _capped_late(m: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+    """As if the mask were a large negative number that is capped with the rest."""
+    q, k, v = m.project(x, at)
+    k, v = (y.repeat_interleave(m.heads // m.kv, 2) for y in (k, v))
+    scores = torch.einsum("btnh,bsnh->bnts", q, k) * m.scale
+    scores = m.cap(scores.masked_fill(~m.window(mask)[:, None], torch.finfo(x.dtype).min))
+    mixed = torch.einsum("bnts,bsnh->btnh", m.relative(scores, at, at).softmax(-1), v)
+    return m.o(mixed.flatten(2))
 
 
 def _turning_values(f: Forward, m: Any, value: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
@@ -107,6 +120,7 @@ add(
     MIXED,
     "attn",
     _attending(scale=1.0),
+    values=lambda m: () if m.scale == 1 else (None,),
 )
 add(
     "causal-corner",
@@ -143,12 +157,76 @@ add(
 add(
     "window",
     "sees only the last {} tokens",
-    "remove the sliding window (or count the query itself in it: W keys in all)",
+    "remove the sliding window",
     MIXED,
     "attn",
     _masked(_near),
-    values=_windows,
+    values=lambda m: () if m.window.__class__ is Window else WINDOWS,
 )
+add(
+    "window-missing",
+    "sees all tokens, and not the last ones alone",
+    "mask with query - key < window in these layers",
+    MIXED,
+    "attn",
+    setting(window=lambda m, v: NoWindow(None)),
+    values=_windowed(lambda size: (None,)),
+)
+add(
+    "window-size",
+    "sees the last {} tokens",
+    "take the window from the configuration; it counts the query itself: query - key < window",
+    MIXED,
+    "attn",
+    setting(window=lambda m, v: Window(v)),
+    values=_windowed(lambda size: [x for x in (size + 1, size - 1, size // 2, 2 * size) if x > 0]),
+)
+add(
+    "soft-cap-missing",
+    "does not cap the scores",
+    "cap * tanh(scores / cap), before the mask",
+    MIXED,
+    "attn",
+    setting(cap=lambda m, v: NoCap(None)),
+    values=lambda m: (None,) if isinstance(m.cap, Cap) else (),
+)
+add(
+    "soft-cap-after-mask",
+    "caps the scores after the mask, so that what is hidden is seen",
+    "cap the scores, then mask them",
+    MIXED,
+    "attn",
+    calling(lambda f, m, v, x, at, mask: _capped_late(m, x, at, mask)),
+    values=lambda m: (None,) if isinstance(m.cap, Cap) else (),
+)
+add(
+    "relative-missing",
+    "adds no bias of distance to the scores (ALiBi, T5)",
+    "add it after the scale and before the mask",
+    MIXED,
+    "attn",
+    setting(relative=lambda m, v: NoBias(None, m.heads)),
+    values=lambda m: () if isinstance(m.relative, NoBias) else (None,),
+)
+for _probe in ("attn.q", "attn.k"):
+    add(
+        "qk-norm-missing",
+        "does not norm " + ("queries" if _probe == "attn.q" else "keys"),
+        "norm queries and keys before they turn",
+        _probe,
+        f"{_probe}_norm",
+        calling(lambda f, m, v, x: x),
+        values=lambda m: (None,) if isinstance(m, NormedHeads) else (),
+    )
+    add(
+        "bias-missing",
+        "leaves the bias out",
+        "add the stored bias",
+        _probe,
+        _probe,
+        calling(lambda f, m, v, x: F.linear(x, m.weight)),
+        values=lambda m: (None,) if m.bias is not None else (),
+    )
 add(
     "rope-on-values",
     "rotates the values too",
@@ -179,11 +257,11 @@ add(
 add(
     "scale-off",
     "multiplies the scores by {}",
-    "multiply the scores by head width ** -0.5 (or by the scale in the configuration)",
+    "multiply the scores by head width ** -0.5, or by the scale in the configuration",
     MIXED,
     "attn",
     _attending(scale=lambda m, v: v),
-    values=lambda m: [m.width**-0.5 * 2.0**e for e in range(-5, 6)],
+    values=lambda m: [m.scale * 2.0**e for e in range(-5, 6)],
     fits=True,
 )
 add(
@@ -195,4 +273,13 @@ add(
     _attending(cap=lambda m, v: v),
     values=lambda m: [2.0**e for e in range(-3, 9)],
     fits=True,
+)
+add(
+    "bias-missing",
+    "leaves the bias of the output out",
+    "add the stored bias",
+    "attn",
+    "attn.o",
+    calling(lambda f, m, v, x: F.linear(x, m.weight)),
+    values=lambda m: (None,) if m.bias is not None else (),
 )

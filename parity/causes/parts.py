@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity.causes.base import ANY, add, calling, setting
+from parity.causes.base import ANY, add, calling, kind, setting
 from torchref.ffn import ACTIVATIONS
 
 BOTH = ("RMSNorm", "LayerNorm")
-NORM_SLOTS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn", "norm")
+NORM_SLOTS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn", "embed_norm", "norm")
 
 # ---- norms --------------------------------------------------------------------------------------
 
@@ -146,7 +146,6 @@ _norm(
 
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     **ACTIVATIONS,
-    "relu": F.relu,
     "sigmoid": torch.sigmoid,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "none": lambda x: x,
@@ -167,6 +166,7 @@ add(
     "ffn",
     "ffn",
     calling(lambda f, m, v, x: m.down(m.gate(x) * m.act(m.up(x)))),
+    values=kind("GatedFFN"),
 )
 add(
     "gate-missing",
@@ -175,7 +175,19 @@ add(
     "ffn",
     "ffn",
     calling(lambda f, m, v, x: m.down(m.act(m.up(x)))),
+    values=kind("GatedFFN"),
 )
+
+for _matrix in ("gate", "up", "down"):
+    add(
+        "bias-missing",
+        f"leaves the bias of {_matrix} out",
+        "add the stored bias",
+        "ffn",
+        f"ffn.{_matrix}",
+        calling(lambda f, m, v, x: F.linear(x, m.weight)),
+        values=lambda m: (None,) if m.bias is not None else (),
+    )
 
 # ---- any part -----------------------------------------------------------------------------------
 
@@ -234,11 +246,74 @@ add(
     "caps the logits at {} by a tanh",
     "remove the cap of the logits",
     "head",
-    "head",
-    calling(lambda f, m, v, *args: v * torch.tanh(f(*args) / v)),
+    "cap",
+    calling(lambda f, m, v, x: v * torch.tanh(x / v)),
     values=lambda m: [2.0**e for e in range(-3, 9)],
     fits=True,
 )
+
+add(
+    "logit-soft-cap-missing",
+    "does not cap the logits",
+    "cap * tanh(logits / cap)",
+    "head",
+    "cap",
+    calling(lambda f, m, v, x: x),
+    values=kind("Cap"),
+)
+
+# ---- the embedding ------------------------------------------------------------------------------
+
+add(
+    "embed-scale-missing",
+    "does not scale the embedding",
+    "multiply it by the embedding scale, before positions are added",
+    "embed",
+    "scale",
+    calling(lambda f, m, v, x: x),
+    values=kind("Scale"),
+)
+add(
+    "position-missing",
+    "adds no positions to the embedding",
+    "add the position's vector after the embedding is scaled",
+    "embed",
+    "position",
+    calling(lambda f, m, v, x, at: x),
+    values=kind("LearnedPositions", "SinusoidalPositions"),
+)
+add(
+    "position-offset",
+    "adds the vectors of positions that are {} places off",
+    "count positions from 0, in every segment",
+    "embed",
+    "position",
+    calling(lambda f, m, v, x, at: f(x, (at + v).clamp(min=0, max=_last_row(m)))),
+    values=lambda m: (1, -1, 2, -2) if kind("LearnedPositions", "SinusoidalPositions")(m) else (),
+)
+add(
+    "positions-ignored",
+    "adds the vectors of slots, whatever positions it is given",
+    "take the vectors from the positions argument: padding and packing start again at 0",
+    "embed",
+    "position",
+    calling(lambda f, m, v, x, at: f(x, torch.arange(at.shape[1]).expand_as(at))),
+    values=kind("LearnedPositions", "SinusoidalPositions"),
+)
+add(
+    "embed-norm-missing",
+    "leaves the embedding's norm out",
+    "norm the embedding before the first layer",
+    "embed",
+    "embed_norm",
+    calling(lambda f, m, v, x: x),
+    values=kind("RMSNorm", "LayerNorm"),
+)
+
+
+def _last_row(m: Any) -> int | None:
+    return m.weight.shape[0] - 1 if hasattr(m, "weight") else None
+
 
 # ---- torch's own modules, in a model of another kind --------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from parity.causes.base import add, calling, setting
-from torchref.position import PAIRS
+from torchref.position import PAIRS, SCALINGS
 
 ROTATED = ("attn.q", "attn.k")
+Frequency = Callable[[int], list[float]]
 
 
 def _rotary(*values: Any) -> Callable[[nn.Module], Sequence[Any]]:
@@ -23,9 +25,25 @@ def _other_pairs(module: Any, value: Any, at: int) -> Any:
     return PAIRS[other][at]
 
 
-def _based(module: Any, base: float) -> list[float]:
-    width = 2 * len(module.frequency)
-    return [base ** (-i / width) for i in range(0, width, 2)]
+def _based(module: Any, base: float) -> Frequency:
+    """The frequencies of another base, scaled as they are."""
+    scaling = module.frequency.args[0]
+    plain = [base ** (-i / module.width) for i in range(0, module.width, 2)]
+    return functools.partial(module.frequency.func, scaling, base, plain)
+
+
+def _times(module: Any, factor: float) -> Frequency:
+    return lambda longest: [factor * f for f in module.frequency(longest)]
+
+
+def _scaled(module: Any, other: Any) -> Frequency:
+    """The frequencies as another scaling, or none, makes them."""
+    _, base, plain = module.frequency.args
+    return functools.partial(SCALINGS[type(other)], other, base, plain)
+
+
+def _scaling(module: Any) -> Any:
+    return module.frequency.args[0] if type(module).__name__ == "Rotary" else None
 
 
 add(
@@ -96,7 +114,7 @@ add(
 
 def _narrow(module: Any, width: int, x: Tensor, at: Tensor) -> Tensor:
     """The first coordinates alone, turned as a head of that width would be."""
-    base = module.frequency[1] ** -len(module.frequency)
+    base = module.frequency.args[1]
     angle = at[..., None].to(x.dtype) * torch.tensor(
         [base ** (-i / width) for i in range(0, width, 2)], dtype=x.dtype
     )
@@ -112,9 +130,43 @@ add(
     ROTATED,
     "attn.rotate",
     calling(lambda f, m, v, x, at: torch.cat((_narrow(m, v, x[..., :v], at), x[..., v:]), -1)),
-    values=lambda m: (
-        list(range(2, 2 * len(m.frequency), 2)) if type(m).__name__ == "Rotary" else ()
-    ),
+    values=lambda m: list(range(2, m.width, 2)) if type(m).__name__ == "Rotary" else (),
+)
+add(
+    "rope-scaling-missing",
+    "does not scale the rotary frequencies",
+    "apply the rope scaling of the configuration",
+    ROTATED,
+    "attn.rotate",
+    setting(frequency=lambda m, v: _scaled(m, None), magnitude=lambda m, v: 1.0),
+    values=lambda m: () if _scaling(m) is None else (None,),
+)
+add(
+    "rope-magnitude-missing",
+    "does not multiply cos and sin by the scaling's magnitude",
+    "multiply both by the attention factor (YaRN, LongRoPE)",
+    ROTATED,
+    "attn.rotate",
+    setting(magnitude=lambda m, v: 1.0),
+    values=lambda m: () if getattr(m, "magnitude", 1.0) == 1 else (None,),
+)
+add(
+    "rope-magnitude-twice",
+    "multiplies cos and sin by the scaling's magnitude twice",
+    "the attention factor in the configuration is final",
+    ROTATED,
+    "attn.rotate",
+    setting(magnitude=lambda m, v: m.magnitude**2),
+    values=lambda m: () if getattr(m, "magnitude", 1.0) == 1 else (None,),
+)
+add(
+    "rope-whole",
+    "turns the whole head where a part of it turns",
+    "rotate the first coordinates alone, and leave the others",
+    ROTATED,
+    "attn.rotate",
+    calling(lambda f, m, v, x, at: _narrow(m, x.shape[-1], x, at)),
+    values=lambda m: (None,) if type(m).__name__ == "Rotary" else (),
 )
 add(
     "rope-base",
@@ -132,7 +184,7 @@ add(
     "remove the scaling of positions (or give the reference the same rope scaling)",
     ROTATED,
     "attn.rotate",
-    setting(frequency=lambda m, v: [v * f for f in m.frequency]),
+    setting(frequency=_times),
     values=_rotary(*(2.0**e for e in range(-6, 4))),
     fits=True,
 )

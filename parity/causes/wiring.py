@@ -37,6 +37,7 @@ add(
     "mid",
     "",
     _wired(lambda x, part: part, _last),
+    values=kind("Block"),
 )
 add(
     "residual-doubled",
@@ -45,6 +46,7 @@ add(
     "mid",
     "",
     _wired(lambda x, part: 2 * x + part, _last),
+    values=kind("Block"),
 )
 add(
     "residual-dropped",
@@ -53,6 +55,7 @@ add(
     "out",
     "",
     _wired(_plus, lambda x, y, part: part),
+    values=kind("Block"),
 )
 add(
     "residual-doubled",
@@ -61,6 +64,7 @@ add(
     "out",
     "",
     _wired(_plus, lambda x, y, part: 2 * y + part),
+    values=kind("Block"),
 )
 add(
     "residual-from-before",
@@ -69,6 +73,7 @@ add(
     "out",
     "",
     _wired(_plus, lambda x, y, part: x + part),
+    values=kind("Block"),
 )
 
 
@@ -79,6 +84,7 @@ add(
     "pre_ffn",
     "",
     calling(lambda f, m, v, x, at, mask: _fed_before(m, x, at, mask)),
+    values=kind("Block"),
 )
 
 
@@ -91,6 +97,43 @@ def _fed_before(m: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
     finally:
         del m.pre_ffn.__dict__["forward"]
 
+
+def _summed(mid: Any, total: Any) -> Callable[[nn.Module, Any], None]:
+    """A layer of 2017 whose sums are mid(x, attention) and total(mid, feed-forward)."""
+
+    def call(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+        x = m.post_attn(mid(m, x, m.attn(x, at, mask)))
+        return m.post_ffn(total(m, x, m.ffn(x)))
+
+    return calling(call)
+
+
+def _right(m: Any, x: Tensor, part: Tensor) -> Tensor:
+    return m.alpha * x + part
+
+
+for _probe, _sums in {
+    "summed": lambda wrong: _summed(wrong, _right),
+    "total": lambda wrong: _summed(_right, wrong),
+}.items():
+    add(
+        "residual-dropped",
+        "does not add the residual stream",
+        "norm the sum of the stream and the part",
+        _probe,
+        "",
+        _sums(lambda m, x, part: part),
+        values=kind("PostBlock"),
+    )
+    add(
+        "residual-scale-missing",
+        "does not multiply the residual stream by alpha",
+        "alpha * x + part, then the norm (DeepNorm)",
+        _probe,
+        "",
+        _sums(lambda m, x, part: x + part),
+        values=lambda m: () if getattr(m, "alpha", 1.0) == 1 else (None,),
+    )
 
 # ---- the backward pass --------------------------------------------------------------------------
 

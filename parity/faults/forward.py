@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from parity.faults.base import NoPlace, add
-from parity.faults.making import attending, calling, seeing, set_to, setting, wiring
+from parity.faults.making import attending, calling, seeing, set_to, setting, turning, wiring
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
@@ -92,13 +92,13 @@ add("tile-not-repeat", "K/V heads tiled, not repeated", edit=attending(tile=True
 add(
     "position-off-by-one",
     "every position after the first one place too far",
-    edit=calling("Rotary", lambda r, self, x, p: r(x, p + (p > 0))),
+    edit=turning(lambda r, self, x, p: r(x, p + (p > 0))),
 )
-add("rope-backwards", "angles of the wrong sign", edit=calling("Rotary", _backwards))
+add("rope-backwards", "angles of the wrong sign", edit=turning(_backwards))
 add(
     "rope-float32",
     "angles kept in float32 in a float64 run",
-    edit=calling("Rotary", _float32_angles),
+    edit=turning(_float32_angles),
 )
 add(
     "scale-missing-attn",
@@ -171,15 +171,12 @@ def _slots(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
     return rotate(x, jnp.broadcast_to(jnp.arange(x.shape[1]), positions.shape))
 
 
-def _partial(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
+def _partial(rotate: Any, self: Any, x: Any, positions: Any, longest: Any) -> Any:
     """Half of a head's coordinates turned, with the frequencies of a head of that width."""
-    import jax.numpy as jnp
-
-    half = x.shape[-1] // 2
     narrow = copy.copy(self)
     object.__setattr__(narrow, "frequency", self.frequency[::2])
-    turned = rotate.__wrapped__(narrow, x[..., :half], positions)
-    return jnp.concatenate((turned, x[..., half:]), axis=-1)
+    object.__setattr__(narrow, "width", self.width // 2)
+    return rotate.__wrapped__(narrow, x, positions, longest)
 
 
 def _window(size: int) -> Callable[[Any], dict[str, Any]]:
@@ -212,12 +209,12 @@ def _softcap(cap: float) -> Callable[[Any], Any]:
     return change
 
 
-add("positions-ignored", "angles by slot, whatever the positions", edit=calling("Rotary", _slots))
+add("positions-ignored", "angles by slot, whatever the positions", edit=turning(_slots))
 add(
     "position-from-one",
     "positions counted from one",
     "position-offset",
-    edit=calling("Rotary", lambda r, self, x, p: r(x, p + 1)),
+    edit=turning(lambda r, self, x, p: r(x, p + 1)),
 )
 add(
     "position-scaled",
@@ -265,7 +262,8 @@ def _gate(hidden: Callable[[Any, Any, Any], Any]) -> Callable[[Decoder], None]:
     """A feed-forward whose hidden units are hidden(activation, gate, up)."""
 
     def call(ffn: Any, self: Any, x: Any) -> Any:
-        return hidden(self.act, x @ self.gate[...], x @ self.up[...]) @ self.down[...]
+        gate, up = self.gate_bias(x @ self.gate[...]), self.up_bias(x @ self.up[...])
+        return self.down_bias(hidden(self.act, gate, up) @ self.down[...])
 
     return calling("GatedFFN", call)
 

@@ -65,28 +65,39 @@ def attend(
     from jaxmodel.cache import extend
     from jaxmodel.probe import probe
 
-    q = jnp.einsum("btd,dnh->btnh", x, self.q[...])
-    k = jnp.einsum("btd,dkh->btkh", x, self.k[...])
-    v = jnp.einsum("btd,dkh->btkh", x, self.v[...])
-    q = probe(self.rotate(q, seen.positions), "attn/q")
-    k = probe(self.rotate(k, seen.positions), "attn/k")
-    v = probe(values(lambda y: self.rotate(y, seen.positions), v), "attn/v")
-    k, v, kv = extend(kv, k, v, seen.offset)
+    def rotate(y: Any) -> Any:
+        return self.rotate(y, seen.positions, seen.longest)
+
+    q = self.q_norm(self.q_bias(jnp.einsum("btd,dnh->btnh", x, self.q[...])))
+    k = self.k_norm(self.k_bias(jnp.einsum("btd,dkh->btkh", x, self.k[...])))
+    v = self.v_bias(jnp.einsum("btd,dkh->btkh", x, self.v[...]))
+    q, k = probe(rotate(q), "attn/q"), probe(rotate(k), "attn/k")
+    k, v, kv = extend(kv, k, probe(values(rotate, v), "attn/v"), seen.offset)
     groups = self.groups[1]
     spread = (
         (lambda y: jnp.tile(y, (1, 1, groups, 1)))
         if tile
         else (lambda y: jnp.repeat(y, groups, axis=2))
     )
-    s = scores(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale)
-    s = jnp.where(seen.mask[:, None], s, jnp.finfo(s.dtype).min)
+    s = scores(self.cap(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale))
+    s = self.relative(s.reshape(len(s), *self.groups, *s.shape[2:]), seen).reshape(s.shape)
+    s = jnp.where(self.window(seen)[:, None], s, jnp.finfo(s.dtype).min)
     weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
     mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
-    return jnp.einsum("btnh,nhd->btd", mixed, self.o[...]), kv
+    return self.o_bias(jnp.einsum("btnh,nhd->btd", mixed, self.o[...])), kv
 
 
 def attending(**how: Any) -> Callable[[Decoder], None]:
     return calling("Attention", lambda a, self, x, seen, kv: attend(self, x, seen, kv, **how))
+
+
+def turning(turn: Callable[..., Any]) -> Callable[[Decoder], None]:
+    """Rotary positions that answer with turn(rotate, module, x, positions)."""
+
+    def call(rotate: Any, self: Any, x: Any, positions: Any, longest: Any) -> Any:
+        return turn(lambda x, positions: rotate(x, positions, longest), self, x, positions)
+
+    return calling("Rotary", call)
 
 
 def wiring(

@@ -1,0 +1,117 @@
+"""An Orbax step written and read in slices, for arrays that need not fit in memory together.
+
+Orbax writes from memory. What it offers for leaves of another kind is a type handler; this one
+opens the stores that Orbax asks for and fills them slice by slice. On disk lies an ordinary
+checkpoint of NumPy arrays, which Orbax restores as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+
+Index = tuple[slice, ...]
+PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
+
+
+class Lazy(Protocol):
+    """An array not yet read: as a whole, or at one slice of step 1 for each axis."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    def read(self) -> np.ndarray: ...
+    def part(self, index: Index, /) -> np.ndarray: ...
+
+
+class Leaf:
+    """An array as Orbax is handed it. Of a large stack (layers first) each layer is a chunk."""
+
+    def __init__(self, array: Lazy, stacked: bool):
+        self.array = array
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        self.ndim = len(self.shape)
+        self.layers = stacked and self.nbytes > PIECE
+
+    def storage(self) -> ocp.SaveArgs:
+        """The chunks to ask for: layers, or pieces of what is large and no stack."""
+        if self.layers:
+            return ocp.SaveArgs(shard_axes=(0,))
+        return ocp.SaveArgs(chunk_byte_size=PIECE if self.nbytes > PIECE else None)
+
+    def parts(self, chunk: tuple[int, ...]) -> Iterator[tuple[Index, np.ndarray]]:
+        """Every value once, in slices of whole chunks of that shape."""
+        whole = None if self.layers else self.array.read()
+        if self.layers:
+            chunk = (1, *self.shape[1:])
+        starts = (range(0, size, step) for size, step in zip(self.shape, chunk, strict=True))
+        for at in itertools.product(*starts):
+            index = tuple(slice(i, i + n) for i, n in zip(at, chunk, strict=True))
+            yield index, (self.array.part(index) if whole is None else whole[index])
+
+
+class Handler(ocp.type_handlers.NumpyHandler):
+    """Writes leaves one after another, a slice while the next is being read."""
+
+    def __init__(self) -> None:
+        super().__init__(deepcopy_host_arrays=False)
+        self.turn = asyncio.Lock()
+
+    async def _open_and_write(
+        self, value: Leaf, tspec: dict[str, Any], ts_context: ts.Context
+    ) -> None:
+        async with self.turn:
+            store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
+            before = None
+            for index, part in value.parts(store.chunk_layout.write_chunk.shape):
+                now = store[index].write(part, can_reference_source_data_indefinitely=True)
+                if before is not None:
+                    await before
+                before = now
+            if before is not None:
+                await before
+
+
+def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) -> None:
+    """The arrays as that group of a new step; `stacks` are those with layers in front."""
+    leaves = {path: Leaf(array, path in stacks) for path, array in arrays.items()}
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (Leaf, Handler()), (jax.Array, ocp.type_handlers.ArrayHandler())
+    )
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=True, use_zarr3=True, use_compression=False, type_handler_registry=registry
+    )
+    storage = {path: leaf.storage() for path, leaf in leaves.items()}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{group: handler})) as saver:
+        args = ocp.args.PyTreeSave(leaves, save_args=storage)
+        saver.save(step, ocp.args.Composite(**{group: args}))
+
+
+def slices(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray] | None:
+    """What reads that array at an index alone; None where it is stored as one chunk.
+
+    Also None of a step that Orbax was told to store in another way than `checkpoint.storage` does.
+    """
+    told = json.loads((step / group / "_METADATA").read_text())
+    if not (told.get("use_ocdbt") and told.get("use_zarr3")):
+        return None
+    base = {"driver": "file", "path": f"{step / group}/"}
+    spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": path}}
+    store = ts.open(spec, read=True, open=True).result()
+    if store.chunk_layout.read_chunk.shape == store.shape:
+        return None
+    return lambda index: store[index].read().result()
