@@ -231,9 +231,10 @@ def _hf(folder: Path) -> Source:
 def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> Source:
     metadata, published = readers.gguf_file(path)
     dialect, read = dialects.of_architecture(metadata, str(path))
-    spec = read(metadata, published.keys(), str(path))
     said = [*notes]
-    strange = [key for key in metadata if not key.startswith(dialects.NAMESPACES)]
+    spec = read(metadata, published.keys(), str(path), said)
+    known = (f"{metadata['general.architecture']}.", *dialects.NAMESPACES)
+    strange = [key for key in metadata if not key.startswith(known)]
     if strange:
         said.append(f"metadata that nothing reads: {', '.join(sorted(strange)[:8])}")
     published = settle.settled(published, spec, dialect, str(path), said)

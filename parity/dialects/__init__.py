@@ -7,13 +7,22 @@ from typing import Any
 
 from configs import BadInput, Model
 from parity.dialects.base import Dialect
-from parity.dialects.gguf_llama import GGUF_LLAMA, NAMESPACES, from_gguf
+from parity.dialects.gguf_base import NAMESPACES
+from parity.dialects.gguf_gemma import GGUF_GEMMA, from_gguf_gemma3
+from parity.dialects.gguf_llama import GGUF_LLAMA, from_gguf
+from parity.dialects.gguf_qwen import GGUF_QWEN, from_gguf_qwen2, from_gguf_qwen3
 from parity.dialects.hf_llama import HF_LLAMA, from_hf, to_hf
 from parity.dialects.reference import REFERENCE, from_reference
 
-DIALECTS = {dialect.name: dialect for dialect in (REFERENCE, HF_LLAMA, GGUF_LLAMA)}
+GGUFS = (GGUF_LLAMA, GGUF_QWEN, GGUF_GEMMA)
+DIALECTS = {dialect.name: dialect for dialect in (REFERENCE, HF_LLAMA, *GGUFS)}
 MODEL_TYPES: dict[str, tuple[Dialect, Callable[..., Model]]] = {"llama": (HF_LLAMA, from_hf)}
-ARCHITECTURES: dict[str, tuple[Dialect, Callable[..., Model]]] = {"llama": (GGUF_LLAMA, from_gguf)}
+ARCHITECTURES: dict[str, tuple[Dialect, Callable[..., Model]]] = {
+    "llama": (GGUF_LLAMA, from_gguf),
+    "qwen2": (GGUF_QWEN, from_gguf_qwen2),
+    "qwen3": (GGUF_QWEN, from_gguf_qwen3),
+    "gemma3": (GGUF_GEMMA, from_gguf_gemma3),
+}
 
 
 def of_model_type(config: Mapping[str, Any], where: str) -> tuple[Dialect, Callable[..., Model]]:
@@ -41,7 +50,9 @@ def _known(table: Mapping[str, Any], name: Any, key: str, where: str) -> Any:
 __all__ = [
     "ARCHITECTURES",
     "DIALECTS",
+    "GGUF_GEMMA",
     "GGUF_LLAMA",
+    "GGUF_QWEN",
     "HF_LLAMA",
     "MODEL_TYPES",
     "NAMESPACES",
