@@ -16,7 +16,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from orbax.checkpoint import v1 as ocp
 
 from configs import BadInput, nearest, places
 from configs.spec import Model, from_json, to_json
-from jaxmodel import axes
+from jaxmodel import axes, stream
 from jaxmodel.model import Decoder, abstract
 from jaxmodel.stack import LAYOUTS
 
@@ -46,6 +46,7 @@ class Saved:
     layout: str
     step: int
     shapes: dict[str, jax.ShapeDtypeStruct]
+    chunks: dict[str, tuple[int, ...]]  # what is read of an array at least
 
 
 def write(
@@ -70,6 +71,26 @@ def write(
         _write_header(hidden, spec, layout, carry or {})
         with storage():
             ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
+
+
+def write_lazily(
+    folder: str | os.PathLike[str],
+    spec: Model,
+    layout: str,
+    arrays: Mapping[str, stream.Lazy],
+    *,
+    carry: Mapping[str, bytes] | None = None,
+) -> None:
+    """As `write`, at step 0, of arrays not yet read: they are read as they are written.
+
+    In memory at a time: two layers of a stack, or two pieces of another array and all of it.
+    """
+    prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
+    letters = axes.letters(abstract(spec, layout=layout))
+    stacks = {path for path, names in letters.items() if names.split()[0] == "l"}
+    with _appearing(Path(folder)) as hidden:
+        _write_header(hidden, spec, layout, carry or {})
+        stream.write(hidden / "0", PARAMS, arrays, stacks)
 
 
 def begin(
@@ -105,8 +126,14 @@ def describe(folder: str | os.PathLike[str], *, step: int | None = None) -> Save
     stored = contents(folder / str(step)).get(PARAMS, {})
     with readable(folder / str(step)):  # what is no array has no shape
         shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in stored.items()}
+        chunks = {path: _chunk(x) for path, x in stored.items()}
     prove(spec, layout, {path: x.shape for path, x in shapes.items()}, f"{folder / str(step)}")
-    return Saved(spec, layout, step, shapes)
+    return Saved(spec, layout, step, shapes, chunks)
+
+
+def _chunk(stored: Any) -> tuple[int, ...]:
+    told = stored.storage_metadata
+    return tuple(stored.shape if told is None or told.chunk_shape is None else told.chunk_shape)
 
 
 def read(
@@ -142,6 +169,28 @@ def read(
         }
     with readable(where), storage(partial=True):
         return ocp.load_checkpointables(where, {PARAMS: wanted})[PARAMS]
+
+
+def parts(
+    folder: str | os.PathLike[str], saved: Saved
+) -> dict[str, Callable[[stream.Index], np.ndarray]]:
+    """What reads an array at an index alone, for every array that is stored in several chunks."""
+    where = Path(folder).absolute() / str(saved.step)
+    with readable(where):
+        if not stream.usual(where, PARAMS):
+            return {}
+
+    def guarded(path: str) -> Callable[[stream.Index], np.ndarray]:
+        read = stream.reader(where, PARAMS, path)
+
+        def part(index: stream.Index) -> np.ndarray:
+            with readable(where):
+                return read(index)
+
+        return part
+
+    several = [path for path, x in saved.shapes.items() if saved.chunks[path] != x.shape]
+    return {path: guarded(path) for path in several}
 
 
 def load(

@@ -8,12 +8,13 @@ checkpoint of NumPy arrays, which Orbax restores as any other.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ Index = tuple[slice, ...]
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
 
 
+@runtime_checkable
 class Lazy(Protocol):
     """An array not yet read: as a whole, or at one slice of step 1 for each axis."""
 
@@ -76,14 +78,17 @@ class Handler(ocp.type_handlers.NumpyHandler):
     ) -> None:
         async with self.turn:
             store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
-            before = None
-            for index, part in value.parts(store.chunk_layout.write_chunk.shape):
-                now = store[index].write(part, can_reference_source_data_indefinitely=True)
+            chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
+            before: ts.WriteFutures | None = None
+            try:
+                for index, part in value.parts(tuple(chunk)):
+                    now = store[index].write(part, can_reference_source_data_indefinitely=True)
+                    if before is not None:
+                        await before
+                    before = now
+            finally:
                 if before is not None:
                     await before
-                before = now
-            if before is not None:
-                await before
 
 
 def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) -> None:
@@ -101,17 +106,22 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
         saver.save(step, ocp.args.Composite(**{group: args}))
 
 
-def slices(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray] | None:
-    """What reads that array at an index alone; None where it is stored as one chunk.
-
-    Also None of a step that Orbax was told to store in another way than `checkpoint.storage` does.
-    """
-    told = json.loads((step / group / "_METADATA").read_text())
-    if not (told.get("use_ocdbt") and told.get("use_zarr3")):
-        return None
+def reader(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray]:
+    """What reads that array of a step, stored as Orbax does unless told otherwise, at an index."""
     base = {"driver": "file", "path": f"{step / group}/"}
-    spec = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": path}}
-    store = ts.open(spec, read=True, open=True).result()
-    if store.chunk_layout.read_chunk.shape == store.shape:
-        return None
-    return lambda index: store[index].read().result()
+    kvstore = {"driver": "ocdbt", "base": base, "path": path, "cache_pool": "cache_pool#ocdbt"}
+    # Absent data is damage; without this it would be read as zeros.
+    spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
+    context = ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}})
+
+    @functools.cache
+    def opened() -> ts.TensorStore:
+        return ts.open(ts.Spec(spec), read=True, open=True, context=context).result()
+
+    return lambda index: opened()[index].read().result()
+
+
+def usual(step: Path, group: str) -> bool:
+    """Whether the arrays are stored as Orbax does unless told otherwise, so that `reader` can."""
+    told = json.loads((step / group / "_METADATA").read_text())
+    return bool(told.get("use_ocdbt") and told.get("use_zarr3"))

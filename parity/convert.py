@@ -47,9 +47,9 @@ def convert(
     which source tensors each target tensor is made, and nothing is written. `layout` is that of a
     jax target; `seed` is for a preset's random weights; `shard` is the size limit of one HF file.
 
-    In memory at a time: one tensor for hf, whatever the source; for jax and torch the whole model,
-    because Orbax and torch write from memory. A checkpoint of ours is read a stack, or 128 MiB of
-    smaller arrays, at a time.
+    In memory at a time: one tensor, or 128 MiB of smaller arrays of a checkpoint of ours; for torch
+    the whole model, because it writes from memory. Of a checkpoint that a training run wrote, a
+    stack of layers is read whole.
     BadInput on anything that is wrong with SRC or DST; then nothing is written.
     """
     if to not in TARGETS:
@@ -115,8 +115,7 @@ def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         from jaxmodel import checkpoint
 
         here = forward(rows, tensors, source.name)
-        arrays = {path: tensor.read() for path, tensor in here.items()}
-        checkpoint.write(dst, source.spec, layout, arrays, carry=carry)
+        checkpoint.write_lazily(dst, source.spec, layout, here, carry=carry)
 
     return Plan([Step(m.here, m.shape_here, m.pattern, m.there) for m in moves(rows)], write)
 
@@ -217,7 +216,8 @@ def _watched(source: Source, seen: dict[str, str], progress: Progress) -> dict[s
             x = tensor.read()
             if (x.shape, x.dtype) != (tensor.shape, tensor.dtype):
                 raise BadInput(f"{source.name}: {name} is not what its file's header says it is")
-            seen[name] = _sha256(x)
+            if name not in seen:  # a fused tensor's part may be asked for again
+                seen[name] = _sha256(x)
             if len(seen) % max(1, total // 20) == 0:
                 progress(f"{len(seen)} of {total} tensors")
             return x
@@ -234,4 +234,7 @@ def carried(source: Source) -> dict[str, bytes]:
 
 
 def _sha256(x: np.ndarray) -> str:
-    return hashlib.sha256(raw(x)).hexdigest()
+    digest = hashlib.sha256()
+    for piece in raw(x):
+        digest.update(piece)
+    return digest.hexdigest()

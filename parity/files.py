@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from configs import BadInput
+from parity.ops import Index
 from parity.tensors import Tensor, listed
 
 FLOATS: dict[str, np.dtype] = {  # in the order of safetensors' own files
@@ -84,21 +85,25 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
             + listed(odd)
         )
 
-    def mapped(name: str) -> np.ndarray:  # the library has no float8 for NumPy
-        start, _ = entries[name]["data_offsets"]
-        raw = np.memmap(path, np.uint8, "r", 8 + length + start, shapes[name])
-        return raw.view(np.ndarray).view(FP8[dtypes[name]])
-
     def tensor(name: str) -> Tensor:
+        """Read from the file itself: the library maps all of it, which counts as memory in use,
+
+        and has no float8 for NumPy.
+        """
         shape, dtype = shapes[name], known[dtypes[name]]
-        if dtypes[name] in FP8:
-            return Tensor(shape, dtype, lambda: mapped(name), lambda index: mapped(name)[index])
-        return Tensor(
-            shape,
-            dtype,
-            lambda: file.get_tensor(name),
-            lambda index: file.get_slice(name)[index],
-        )
+        start, stop = (8 + length + at for at in entries[name]["data_offsets"])
+
+        def read() -> np.ndarray:
+            raw = np.fromfile(path, np.uint8, stop - start, offset=start)
+            if len(raw) < stop - start:
+                raise BadInput(f"{path} has become shorter since it was opened")
+            return raw.view(dtype).reshape(shape)
+
+        def slices(index: Index) -> np.ndarray:
+            raw = np.memmap(path, np.uint8, "r", start, (stop - start,))
+            return np.array(raw.view(np.ndarray).view(dtype).reshape(shape)[index])
+
+        return Tensor(shape, dtype, read, slices)
 
     return {name: tensor(name) for name in heads}
 

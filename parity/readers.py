@@ -109,6 +109,7 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     saved = checkpoint.describe(folder)
     sizes = {p: int(np.prod(x.shape)) * x.dtype.itemsize for p, x in saved.shapes.items()}
     rows = table.rows(saved.spec, saved.layout)
+    parts = checkpoint.parts(folder, saved)
     order = [move.here for row in rows for move in row.moves() if move.here in sizes]
     held: dict[str, np.ndarray] = {}
 
@@ -120,6 +121,8 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
                 held.clear()
                 paths, total = [path], sizes[path]
                 for after in order[order.index(path) + 1 :]:
+                    if after in parts:
+                        continue
                     total += sizes[after]
                     if total > BATCH:
                         break
@@ -129,7 +132,10 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
         return read
 
-    here = {p: Tensor(tuple(x.shape), x.dtype, read_one(p)) for p, x in saved.shapes.items()}
+    here = {
+        path: Tensor(tuple(x.shape), x.dtype, read_one(path), parts.get(path))
+        for path, x in saved.shapes.items()
+    }
     return saved, backward(rows, here, str(folder))
 
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ from parity.files import FLOATS
 from parity.tensors import Tensor, Tensors
 
 SHARD = 5_000_000_000  # bytes of tensors in one file, at most
+PIECE = 2**26  # bytes put in order at once
 
 __all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "write_pt"]
 
@@ -86,7 +87,8 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
         for name, tensor in tensors.items():
             file, at = places[name]
             file.seek(at)
-            file.write(raw(tensor.read()))
+            for piece in raw(tensor.read()):
+                file.write(piece)
 
 
 def safetensors_header(tensors: Tensors) -> tuple[bytes, dict[str, int]]:
@@ -111,9 +113,12 @@ def safetensors_header(tensors: Tensors) -> tuple[bytes, dict[str, int]]:
     return struct.pack("<Q", len(text)) + text, starts
 
 
-def raw(x: np.ndarray) -> memoryview:
-    """The bytes of an array in C order, copied only if need be."""
-    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+def raw(x: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of an array in C order; if they must be copied for it, not all at once."""
+    rows = max(1, len(x) * PIECE // x.nbytes) if x.ndim and x.nbytes else 1
+    whole = x.flags.c_contiguous or len(x) <= rows
+    for part in [x] if whole else (x[at : at + rows] for at in range(0, len(x), rows)):
+        yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
 
 
 def nbytes(tensor: Tensor) -> int:

@@ -35,6 +35,7 @@ TORCH = Path(torchref.__file__).parent
 # Rooms that the plain side has no need of: it stacks nothing, caches nothing, shards nothing.
 ONLY_JAX_FILES = {
     "axes.py", "cache.py", "stack.py", "sample.py", "checkpoint.py", "probe.py", "sharding.py",
+    "stream.py",
 }  # fmt: skip
 
 # Names that stand on one side alone, each with its reason.

@@ -1,0 +1,198 @@
+"""Conversion in slices: what it holds at a time, and that the result is an ordinary checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from benchmarks.memory import measured
+from configs import BadInput
+from configs.llama import llama
+from jaxmodel import checkpoint, stream
+from parity import readers, table, writers
+from parity.convert import convert, hashes
+from parity.source import open_source
+from parity.tensors import Tensor
+from tests.folders import bits, pt_file, torch_state
+from tests.test_table import wild
+
+SPEC = llama(
+    vocab=40, d=32, layers=5, heads=4, kv=2, hidden=48, max_len=32, base=500.0, pairs="half",
+    eps=1e-5, tied=False, width=8,
+)  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of a few KiB count as large."""
+    monkeypatch.setattr(stream, "PIECE", 2**11)
+    monkeypatch.setattr(writers, "PIECE", 2**9)
+
+
+def folder(path: Path, dtype: str = "bfloat16", layout: str = "scan") -> Path:
+    """A model in our folder, of several chunks where `small` is in force."""
+    source = pt_file(path / "a.pt", SPEC, torch_state(SPEC, dtype))
+    convert(source, path / "jax", layout=layout)
+    return path / "jax"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process' peak")
+def test_the_peak_is_far_below_the_weights(tmp_path: Path) -> None:
+    """400 MiB in shards; the largest tensor is 24 MiB, the largest stack 92 MiB.
+
+    Held are a few layers, the embedding, or 128 MiB of small arrays, and Orbax' own.
+    """
+    for name, told in measured(tmp_path, 400).items():
+        assert told["weights"] > 400
+        assert told["more"] < 200, name
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("layout", ["scan", "unroll"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_orbax_restores_what_was_written_in_slices(tmp_path: Path, dtype: str, layout: str) -> None:
+    """Plain Orbax, as NumPy and as JAX arrays, and our reader: the same bits as in memory."""
+    where = folder(tmp_path, dtype, layout)
+    source = open_source(tmp_path / "a.pt")
+    from parity.tensors import forward
+
+    rows = table.rows(SPEC, layout)
+    due = bits({k: t.read() for k, t in forward(rows, source.tensors, "x").items()})
+    plain = ocp.load_checkpointables(where / "0")["params"]
+    assert {type(x) for x in plain.values()} == {np.ndarray}
+    assert bits(plain) == due
+    devices = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    arrays = checkpoint.read(where, shardings=devices)
+    assert bits({k: np.asarray(v) for k, v in arrays.items()}) == due
+    assert bits(checkpoint.read(where)) == due
+    assert hashes(open_source(where).tensors) == hashes(source.tensors)
+    cut = {path for path, x in checkpoint.describe(where).shapes.items() if x.size * 2 > 2**11}
+    chunks = checkpoint.describe(where).chunks
+    for path in cut if layout == "scan" else ():
+        layers = path.startswith("stack/")
+        assert chunks[path] != plain[path].shape, path
+        assert not layers or chunks[path] == (1, *plain[path].shape[1:]), path
+
+
+@pytest.mark.usefixtures("small")
+def test_the_way_back_reads_a_layer_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stack of several chunks is read whole, and a layer of it is read once."""
+    where = folder(tmp_path)
+    chunks = checkpoint.describe(where).chunks
+    shapes = checkpoint.describe(where).shapes
+    several = {path for path in shapes if chunks[path] != shapes[path].shape}
+    assert len(several) >= 7
+    whole: list[str] = []
+    parts: list[tuple[str, int]] = []
+    read, reader = checkpoint.read, stream.reader
+
+    def seen(folder: Any, paths: Any = None, **more: Any) -> Any:
+        whole.extend(paths)
+        return read(folder, paths, **more)
+
+    def counted(step: Path, group: str, path: str) -> Callable[[Any], np.ndarray]:
+        inner = reader(step, group, path)
+
+        def part(index: Any) -> np.ndarray:
+            parts.append((path, index[0].start))
+            return inner(index)
+
+        return part
+
+    monkeypatch.setattr(checkpoint, "read", seen)
+    monkeypatch.setattr(stream, "reader", counted)
+    convert(where, tmp_path / "hf", "hf")
+    stacks = {path for path in several if path.startswith("stack/")}
+    assert not stacks & set(whole)
+    assert sorted(parts) == sorted((path, i) for path in stacks for i in range(5))
+    source = open_source(tmp_path / "a.pt")
+    assert hashes(open_source(tmp_path / "hf").tensors) == hashes(source.tensors)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_part_of_a_stored_array_is_read_alone(tmp_path: Path) -> None:
+    where = folder(tmp_path)
+    saved, tensors = readers.jax_folder(where)
+    whole = checkpoint.read(where)
+    for path, part in checkpoint.parts(where, saved).items():
+        index = tuple(slice(n // 3, n // 3 + 1 + n // 2) for n in whole[path].shape)
+        assert part(index).tobytes() == whole[path][index].tobytes()
+        assert part(index).dtype == whole[path].dtype
+    for name, tensor in tensors.items():
+        index = tuple(slice(n // 3, n // 3 + 1 + n // 2) for n in tensor.shape)
+        assert tensor.part(index).tobytes() == tensor.read()[index].tobytes(), name
+
+
+@pytest.mark.usefixtures("small")
+def test_damage_of_a_chunk_is_refused(tmp_path: Path) -> None:
+    """A data file of it gone, and one cut short: no zeros instead, no crash."""
+    where = folder(tmp_path)
+    data = sorted((where / "0" / "params").rglob("d/*"), key=lambda p: p.stat().st_size)[-1]
+    kept = data.read_bytes()
+    for spoilt in (None, kept[: len(kept) // 2]):
+        data.unlink()
+        if spoilt is not None:
+            data.write_bytes(spoilt)
+        with pytest.raises(BadInput, match="cannot be read"):
+            convert(where, tmp_path / "hf", "hf")
+        assert not (tmp_path / "hf").exists()
+        data.write_bytes(kept)
+    convert(where, tmp_path / "hf", "hf")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_that_orbax_stored_otherwise_is_read_too(tmp_path: Path) -> None:
+    """One file each and zarr 2, in chunks: there no slices are offered."""
+    where = folder(tmp_path)
+    arrays = checkpoint.read(where)
+    context = ocp.Context()
+    context.array.saving.use_ocdbt = False
+    context.array.saving.use_zarr3 = False
+    context.array.saving.storage_options.chunk_byte_size = 2**11
+    with context:
+        ocp.save_checkpointables(where / "1", {"params": arrays})
+    saved, tensors = readers.jax_folder(where)
+    assert saved.step == 1
+    assert any(saved.chunks[path] != x.shape for path, x in saved.shapes.items())
+    assert checkpoint.parts(where, saved) == {}
+    assert hashes(tensors) == hashes(open_source(tmp_path / "a.pt").tensors)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (700,), (40, 33), (33, 40), (3, 5, 100)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_bytes_of_an_array_in_pieces(shape: tuple[int, ...], turned: bool) -> None:
+    x = wild(shape, ml_dtypes.bfloat16, 0)
+    x = x.T if turned else x
+    pieces = list(writers.raw(x))
+    assert b"".join(pieces) == x.tobytes()
+    if not x.flags.c_contiguous:
+        assert all(len(p) <= max(2**9, x.nbytes // len(x)) for p in pieces)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_array_that_is_no_stack_is_written_in_pieces(tmp_path: Path) -> None:
+    """Each value once, in whole chunks, at the places they came from; read once."""
+    x = wild((96, 40), np.float32, 0)
+    reads: list[int] = []
+
+    def read() -> np.ndarray:
+        reads.append(1)
+        return x
+
+    stream.write(tmp_path / "0", "params", {"x": Tensor(x.shape, x.dtype, read)}, set())
+    assert reads == [1]
+    stored = ocp.checkpointables_metadata(tmp_path / "0").metadata["params"]["x"]
+    assert stored.storage_metadata.chunk_shape != x.shape
+    got = ocp.load_checkpointables(tmp_path / "0")["params"]["x"]
+    assert got.tobytes() == x.tobytes()
