@@ -20,7 +20,7 @@ import numpy as np
 from configs import BadInput
 from configs.spec import to_json
 from parity import ops, table, writers
-from parity.dialects import HF_LLAMA, to_hf
+from parity.dialects import HF_CONFIG, family_of, to_hf
 from parity.source import IDS, Source, open_source
 from parity.table import Move
 from parity.tensors import Tensor, Tensors, backward, forward, moves
@@ -121,16 +121,20 @@ def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
 
 
 def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
-    config = to_hf(source.spec, str(source.dtype), source.ids)
+    notes: list[str] = []
+    config = to_hf(source.spec, str(source.dtype), source.ids, source.config, notes)
+    dialect = family_of(config, "the config to be written").dialect
     order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
-    rows = sorted(HF_LLAMA.rows(source.spec), key=lambda row: order[moves([row])[0].here])
+    rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].here])
     there = backward(rows, source.tensors, source.name)
     _comes_back(forward(rows, there, source.name), source)
-    turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {HF_LLAMA.pairs}
-    said = f"rows of Q and K are reordered from {''.join(turned)} to {HF_LLAMA.pairs} rotary pairs"
+    turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
+    if turned:
+        how = f"from {''.join(turned)} to {dialect.pairs} rotary pairs"
+        notes.append(f"rows of Q and K are reordered {how}")
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
-        files = {name: data for name, data in carry.items() if name != IDS}
+        files = {name: data for name, data in carry.items() if name not in (IDS, HF_CONFIG)}
         writers.write_hf(dst, config, backward(rows, tensors, source.name), files, shard=shard)
 
     parts: dict[str, list[Move]] = {}
@@ -145,7 +149,7 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         )
         for name, group in parts.items()
     ]
-    return Plan(steps, write, (said,) if turned else ())
+    return Plan(steps, write, tuple(notes))
 
 
 def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:

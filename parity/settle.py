@@ -14,6 +14,7 @@ from parity.dialects.base import Dialect
 from parity.tensors import Tensor
 
 FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope\.freqs$")
+MASK = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$")  # GPT-2
 FACTORS = "rope_freqs.weight"  # GGUF: what each frequency is divided by
 
 
@@ -24,8 +25,36 @@ def settled(
 
     BadInput where something left out would say otherwise than the config.
     """
-    kept = without_tables(tensors, spec, where, notes)
+    kept = without_masks(prefixed(tensors, dialect), where, notes)
+    kept = without_tables(kept, spec, where, notes)
     return tied_once(kept, spec, dialect, where, notes) if spec.tied else kept
+
+
+def prefixed(tensors: Mapping[str, Tensor], dialect: Dialect) -> dict[str, Tensor]:
+    """The names as the whole model has them, where a file is of its body alone."""
+    bare = not any(name.startswith(dialect.prefix) for name in tensors)
+    head = dialect.published("head.weight")
+    add = {name: dialect.prefix if bare and name != head else "" for name in tensors}
+    return {add[name] + name: tensor for name, tensor in tensors.items()}
+
+
+def without_masks(tensors: Mapping[str, Tensor], where: str, notes: list[str]) -> dict[str, Tensor]:
+    """Without the causal masks that old GPT-2 code saved, each looked at first."""
+    masks = [name for name in tensors if MASK.search(name)]
+    for name in masks:
+        if not causal(tensors[name].read()):
+            raise BadInput(f"{where}: {name} is not a causal mask, and nothing would read it")
+    if masks:
+        notes.append(f"{len(masks)} stored causal masks are what they should be and are left out")
+    return {name: tensor for name, tensor in tensors.items() if name not in masks}
+
+
+def causal(stored: np.ndarray) -> bool:
+    """Ones where a token may look (and 0 elsewhere), or the one number that stands for never."""
+    if stored.size == 1 and stored.ndim != 4:
+        return bool(stored.item() <= -1e4)
+    square = stored.shape[-1:] * 2
+    return stored.shape == (1, 1, *square) and np.array_equal(stored[0, 0], np.tri(*square))
 
 
 def without_tables(
@@ -33,7 +62,8 @@ def without_tables(
 ) -> dict[str, Tensor]:
     """Without the rotary tables that old code saved, each compared with the spec's own first."""
     tables = [name for name in tensors if FREQUENCIES.search(name) or name == FACTORS]
-    ropes = {(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None}
+    turned = [(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None]
+    ropes = {(rope, rope.width or width) for rope, width in turned}
     for name in tables:
         if not any(agrees(name, tensors[name], rope, width) for rope, width in ropes):
             raise BadInput(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from configs import Model
 from parity import bridge, table, terms
 from parity.inputs import Inputs
-from parity.table import Row
 from parity.tensors import Tensor, Tensors, backward, forward
 from parity.terms import Terms
 
@@ -191,31 +190,6 @@ def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
     for i in range(prefill, ids.shape[1]):
         logits = read(ids[:, i : i + 1])
     return np.asarray(logits, np.float64)
-
-
-def run_hf(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
-    """One forward and backward of a transformers model (with eager attention) on the same rows.
-
-    `rows` are its dialect's, through which its gradients come back to torchref's names and layout.
-    """
-    import torch
-
-    t = given.ids.shape[1]
-    seen = np.tril(np.ones((t, t), bool)) & (
-        given.segments[:, :, None] == given.segments[:, None, :]
-    )
-    mask = np.where(seen[:, None], np.float32(0), np.finfo(np.float32).min)
-    logits = model(
-        torch.from_numpy(given.ids),
-        attention_mask=torch.from_numpy(mask),  # of 4 axes: taken as it is
-        position_ids=torch.from_numpy(given.positions),
-        use_cache=False,
-    ).logits
-    nll = torch_nll(logits, given)
-    nll.mean().backward()
-    theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
-    ours = forward(rows, theirs, "transformers' gradients")
-    return Outcome(_wide(logits), _wide(nll), {name: grad.read() for name, grad in ours.items()})
 
 
 def _wide(x: torch.Tensor) -> np.ndarray:

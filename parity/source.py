@@ -1,8 +1,8 @@
 """SRC: whatever a person names a model by, opened from headers alone.
 
 `open_source` takes the name of a preset or of an installed model package, a Hugging Face folder, a
-.gguf, a .pt of ours, a folder of ours or a golden .npz, and proves that its tensors are those of
-its spec before any value is read.
+folder of Meta's, a .gguf, a .pt of ours, a folder of ours or a golden .npz, and proves that its
+tensors are those of its spec before any value is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from configs import PRESETS, BadInput, Model, nearest, preset
 from parity import dialects, files, float8, readers, settle, table, token_ids, tokenizer
-from parity.dialects.hf_llama import decoder_config
+from parity.dialects import HF_CONFIG, decoder_config
 from parity.table import Row
 from parity.tensors import Tensor, backward, forward, moves, prove, shapes_there
 
@@ -40,6 +40,7 @@ CARRIED = (
     "chat_template.jinja",
     "chat_template.json",
     token_ids.GENERATION,
+    HF_CONFIG,
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -69,7 +70,7 @@ class Source:
     """
 
     name: str
-    kind: str  # preset | hf | gguf | torch | jax | golden
+    kind: str  # preset | hf | meta | gguf | torch | jax | golden
     spec: Model
     tensors: Mapping[str, Tensor]
     published: Mapping[str, Tensor]
@@ -93,6 +94,12 @@ class Source:
         if held >= SHORT:  # each holds what the other cannot; NumPy knows no common one
             held = {*held - SHORT, np.dtype(np.float32)}
         return np.dtype(np.result_type(*held))
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The config.json that the model came with, from wherever it came."""
+        data = self.carry.get(HF_CONFIG)
+        return None if data is None else files.parsed(_bytes(data), f"{HF_CONFIG} of {self.name}")
 
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, or None where there is none; BadInput if it cannot be built."""
@@ -134,8 +141,10 @@ def _opened(name: str, seed: int) -> Source:
             return _jax(path)
         if (path / "config.json").exists():
             return _hf(path)
+        if (path / "params.json").exists():
+            return _meta(path)
         raise BadInput(
-            f"{path} holds no config.json (Hugging Face) and no jaxtwin.json (ours)"
+            f"{path} holds no config.json (Hugging Face), params.json (Meta) or jaxtwin.json (ours)"
             + "".join(f"; give the file itself: {p}" for p in sorted(path.glob("*.gguf"))[:1])
         )
     if not path.exists():
@@ -195,8 +204,8 @@ def _hf(folder: Path) -> Source:
     where = folder / "config.json"
     outer = files.read_json(where)
     dialect, read = dialects.of_model_type(outer, str(where))
-    config, notes = decoder_config(outer, str(where))
-    spec = read(outer, str(where))
+    config, notes = decoder_config(outer, str(where))[0], list[str]()
+    spec = read(outer, str(where), notes)
     published, more = files.folder_tensors(folder)
     notes += more
     published = float8.dequantized(published, outer, str(folder), notes)
@@ -208,9 +217,8 @@ def _hf(folder: Path) -> Source:
         notes.append(
             f"{where} says {said}, and the tensors are {' and '.join(stored)}, which counts"
         )
-    if "tie_word_embeddings" not in config:
-        notes.append(f"{where} does not say whether embeddings are tied; a Llama's are not")
     carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
+    carry[HF_CONFIG] = where
     ids = token_ids.sound(config, spec, str(where), notes)
     return Source(
         name=str(folder),
@@ -223,6 +231,29 @@ def _hf(folder: Path) -> Source:
         path=folder,
         ids=ids,
         eos=token_ids.ends(ids, _generation(carry), spec, str(folder), notes),
+        notes=_mixed(tensors, notes),
+        carrying=lambda: carry,
+    )
+
+
+def _meta(folder: Path) -> Source:
+    from parity import consolidated
+
+    notes: list[str] = []
+    spec, held = consolidated.opened(folder, notes)
+    rows = dialects.META_LLAMA.rows(spec)
+    published = settle.settled(held, spec, dialects.META_LLAMA, str(folder), notes)
+    tensors = forward(rows, published, str(folder))
+    carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
+    return Source(
+        name=str(folder),
+        kind="meta",
+        spec=spec,
+        tensors=tensors,
+        published=published,
+        origins=_origins(rows),
+        dialect=dialects.META_LLAMA.name,
+        path=folder,
         notes=_mixed(tensors, notes),
         carrying=lambda: carry,
     )

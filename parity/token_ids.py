@@ -7,7 +7,7 @@ from typing import Any
 
 from configs import BadInput, Model
 from parity import files
-from parity.dialects.hf_llama import TOKEN_IDS
+from parity.dialects.hf_keys import TOKEN_IDS
 
 GENERATION = "generation_config.json"
 

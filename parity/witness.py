@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from configs import BadInput
 from parity import settings, sides
-from parity.dialects import HF_LLAMA, to_hf
+from parity.dialects import family_of, to_hf
 from parity.inputs import Inputs
 from parity.sides import Outcome
-from parity.tensors import backward
+from parity.table import Row
+from parity.tensors import Tensor, backward, forward
 
 if TYPE_CHECKING:
+    import torch
+
     from parity.source import Source
 
 
@@ -28,7 +33,8 @@ class Witness:
     def __call__(self, given: Inputs) -> Outcome:
         model = self.make()
         with settings.Calls() as calls:
-            out = sides.run_hf(model, HF_LLAMA.rows(self.source.spec), given)
+            family = family_of(model.config.to_dict(), "transformers' config")
+            out = run(model, family.dialect.rows(self.source.spec), given)
         self.settings = settings.torch_side(model, calls)
         self.settings["attn_implementation"] = model.config._attn_implementation
         return out
@@ -52,7 +58,7 @@ def of(source: Source) -> tuple[Witness | None, str]:
         note = f"transformers {transformers.__version__} read the same file itself"
         return Witness(source, lambda: _read(folder, file)), note
     try:
-        config = to_hf(source.spec)
+        config = to_hf(source.spec, original=source.config)
     except BadInput as error:
         return None, f"no third witness: {error}"
     note = f"transformers {transformers.__version__} was given the weights by our own export"
@@ -70,20 +76,89 @@ def _read(folder: Any, file: str | None) -> Any:
 
 
 def _built(source: Source, config: dict[str, Any]) -> Any:
-    import torch
     import transformers
 
     from parity import bridge
 
-    made = transformers.LlamaConfig(**{**config, "attn_implementation": "eager"})
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(made)
-    named = backward(HF_LLAMA.rows(source.spec), source.tensors, source.name)
+    family = family_of(config, "the config to be written")
+    keys = {**config, "attn_implementation": "eager"}
+    made = transformers.CONFIG_MAPPING[family.model_type](**keys)
+    with transformers.initialization.no_init_weights():
+        model = getattr(transformers, family.architecture)(made)
+    named = backward(family.dialect.rows(source.spec), source.tensors, source.name)
     state = {name: bridge.to_torch(tensor.read()).float() for name, tensor in named.items()}
     if source.spec.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        names = family.dialect.published
+        state[names("head.weight")] = state[names("embed.weight")]
     model.load_state_dict(state, strict=True, assign=True)
     model.tie_weights()
-    # The rotary table is a buffer outside the state: made anew, for the meta device left it empty.
-    model.model.rotary_emb = type(model.model.rotary_emb)(made)
-    return model
+    return model.eval()
+
+
+def run(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
+    """One forward and backward of a transformers model (with eager attention) on the same rows.
+
+    `rows` are its dialect's, through which its gradients come back to torchref's names and layout.
+    """
+    import torch
+
+    model.get_input_embeddings().padding_idx = None  # else the row of padding has no gradient
+    logits = model(
+        torch.from_numpy(given.ids),
+        attention_mask=_masks(model, given),  # ready made: taken as they are
+        use_cache=False,
+        **_positions(model, given),
+    ).logits
+    nll = sides.torch_nll(logits, given)
+    nll.mean().backward()
+    theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
+    ours = forward(rows, theirs, "transformers' gradients")
+    return Outcome(_wide(logits), _wide(nll), {name: grad.read() for name, grad in ours.items()})
+
+
+def _masks(model: Any, given: Inputs) -> Any:
+    """transformers' own masks for its config, windows and all, within the given segments.
+
+    One for each layer type where the model keeps several, else the one that all layers have.
+    """
+    import torch
+    from transformers import masking_utils
+
+    segments = torch.from_numpy(given.segments)
+    how = {
+        "config": model.config,
+        "inputs_embeds": torch.zeros(*given.ids.shape, 1),
+        "attention_mask": None,
+        "cache": None,
+        "and_mask_function": lambda b, n, t, s: segments[b, t] == segments[b, s],
+    }
+    whole = masking_utils.create_causal_mask(**how)
+    if getattr(model.config, "sliding_window", None) is None:
+        local = None
+    else:
+        local = masking_utils.create_sliding_window_causal_mask(**how)
+    if getattr(model.config, "layer_types", None) is not None:
+        return {"full_attention": whole, "sliding_attention": local}
+    return whole if local is None else local
+
+
+def _positions(model: Any, given: Inputs) -> dict[str, Any]:
+    """The positions as the class takes them. BLOOM counts them itself, from its mask."""
+    import torch
+
+    positions = torch.from_numpy(given.positions)
+    if model.config.model_type != "bloom":
+        return {"position_ids": positions}
+    from transformers.models.bloom import modeling_bloom
+
+    def counted(mask: Any, heads: int, dtype: Any) -> Any:
+        slopes = modeling_bloom._get_alibi_slopes(heads, positions.device)
+        bias = slopes[:, None, None] * positions[:, None, None, :]
+        return bias.reshape(-1, 1, positions.shape[1]).to(dtype)
+
+    model.transformer.build_alibi_tensor = counted
+    return {}
+
+
+def _wide(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from configs import PRESETS, BadInput, preset
-from configs.spec import RMS, Rope, Run, from_json, to_json
+from configs.spec import RMS, Llama3, Rope, Run, from_json, to_json
 from parity.dialects import (
     HF_LLAMA,
     from_gguf,
@@ -71,8 +71,15 @@ def test_the_rotary_base_is_read_in_every_spelling(spelling: dict[str, Any]) -> 
             {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
             "spellings of the rope type disagree",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supp"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: missing"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "rope_scaling.factor: Input"),
+        ({"rope_scaling": {"type": "proportional"}}, "'proportional' is not supported; known: def"),
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope type 'su' is not supported"),
+        ({"rope_scaling": {"type": ["linear"]}}, "is not supported"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "alpha": 1}},
+            "rope_scaling.alpha: not known here",
+        ),
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling.factor: 8.0 is not supported"),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 500.0}}},
@@ -90,11 +97,15 @@ def test_a_base_that_is_missing_scaled_or_disputed_is_refused(
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_scaling_is_refused_by_name(factor: float) -> None:
+def test_llama3_scaling_is_read_with_its_own_factor(factor: float) -> None:
     """Case 12: neither factor is quietly taken for the other, or for none."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
-    with pytest.raises(BadInput, match=r"'llama3' is not supported[^$]*"):
-        read(rope_scaling=scaling)
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    rope = attn(read(rope_scaling=scaling)).rope
+    assert rope.scaling == Llama3(factor=factor, low=1.0, high=4.0, original=16)
+    for gone in ("factor", "low_freq_factor", "high_freq_factor"):
+        with pytest.raises(BadInput, match=f"rope_scaling.{gone}: missing, and never guessed"):
+            read(rope_scaling={k: v for k, v in scaling.items() if k != gone})
 
 
 def test_the_head_width_is_read_and_not_derived() -> None:
@@ -130,14 +141,16 @@ def test_tying_counts_where_the_decoder_says_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias: true is not supported, only false"),
-        ({"mlp_bias": True}, "mlp_bias: true is not supported"),
+        ({"attention_bias": 1}, "attention_bias: must be true or false, got 1"),
+        ({"mlp_bias": "no"}, "mlp_bias: must be true or false"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers: not known here"),
         ({"attention_dropout": 0.1}, "attention_dropout: 0.1 is not supported"),
         ({"rope_interleaved": True}, "rope_interleaved: true"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"model_type": "mistral"}, 'model_type: "mistral" is not supported'),
+        ({"model_type": "mistral"}, "sliding_window: missing, and never guessed"),
+        ({"model_type": "qwen2"}, 'architectures: .* is not supported, only ."Qwen2ForCausalLM"'),
         ({"sliding_window": 4096}, "sliding_window: 4096"),
         ({"num_key_value_head": 2}, "num_key_value_head: not known.*'num_key_value_heads'"),
         ({"logits_scaling": 8}, "logits_scaling: not known here"),
@@ -163,7 +176,7 @@ def test_what_llama_is_not_is_refused_by_name(changes: dict[str, Any], message: 
 
 def test_all_problems_are_shown_together() -> None:
     with pytest.raises(BadInput) as caught:
-        read(attention_bias=True, hidden_size=..., vocab=3, rope_theta=...)
+        read(attention_bias=3, hidden_size=..., vocab=3, rope_theta=...)
     for name in ("attention_bias", "hidden_size", "vocab: not known", "rope_theta"):
         assert name in str(caught.value)
 
@@ -250,7 +263,7 @@ def test_token_ids_are_written_as_given() -> None:
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (0, [0, 5], None)
 
 
-def test_a_model_that_is_no_llama_is_not_written_as_one() -> None:
+def test_a_model_that_no_family_has_is_refused_by_its_first_difference() -> None:
     spec = preset("smollm2-tiny")
     block = spec.layers[0]
     layers = lambda *blocks: replace(spec, runs=(Run(blocks=blocks, times=1),))  # noqa: E731
@@ -260,14 +273,13 @@ def test_a_model_that_is_no_llama_is_not_written_as_one() -> None:
     no_rope = replace(block, attn=replace(block.attn, rope=None))
     sandwich = replace(block, post_attn=RMS(eps=1e-5))
     for bad, message in [
-        (layers(block, wider), "layers.1.ffn.hidden = 40, and this model has .*= 41"),
+        (layers(block, wider), "llama has layers.1.ffn.hidden = 40, and this model has .*= 41"),
         (layers(block, eps), "layers.1.pre_ffn.eps"),
         (layers(block, rope), "layers.1.attn.rope.base"),
         (layers(block, no_rope), "layers.1.attn.rope"),
         (layers(no_rope), "always has rotary positions"),
         (layers(block, sandwich), "layers.1.post_attn"),
-        (replace(spec, norm=None), "always has final norm"),
-        (replace(spec, d=35), "not a multiple of its heads"),
+        (replace(spec, norm=None), "always has a final norm"),
     ]:
         with pytest.raises(BadInput, match=message):
             to_hf(bad)
@@ -275,6 +287,7 @@ def test_a_model_that_is_no_llama_is_not_written_as_one() -> None:
         HF_LLAMA.rows(layers(sandwich))
     grouped = layers(block, block)
     assert from_hf(to_hf(grouped)).layers == grouped.layers
+    assert to_hf(replace(spec, d=35))["model_type"] == "mistral"  # a Llama's heads divide d
 
 
 # --- GGUF metadata
@@ -336,8 +349,12 @@ def test_one_part_of_a_split_gguf_is_refused() -> None:
 
 
 def test_unknown_kinds_are_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="model_type 'mistral' is not supported; supported: llama"):
-        of_model_type({"model_type": "mistral"}, "config.json")
+    with pytest.raises(BadInput, match="model_type 'glm' is not supported; supported: bloom, gem"):
+        of_model_type({"model_type": "glm"}, "config.json")
+    with pytest.raises(BadInput, match="'gemma3' is not supported: it holds a vision model too"):
+        of_model_type({"model_type": "gemma3"}, "config.json")
+    with pytest.raises(BadInput, match=r"'qwen' is not supported .did you mean 'qwen3'"):
+        of_model_type({"model_type": "qwen"}, "config.json")
     with pytest.raises(BadInput, match="model_type is missing"):
         of_model_type({}, "config.json")
     with pytest.raises(BadInput, match="architecture 'bert' is not supported"):

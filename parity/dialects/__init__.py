@@ -11,12 +11,23 @@ from parity.dialects.gguf_base import NAMESPACES
 from parity.dialects.gguf_gemma import GGUF_GEMMA, from_gguf_gemma3
 from parity.dialects.gguf_llama import GGUF_LLAMA, from_gguf
 from parity.dialects.gguf_qwen import GGUF_QWEN, from_gguf_qwen2, from_gguf_qwen3
-from parity.dialects.hf_llama import HF_LLAMA, from_hf, to_hf
+from parity.dialects.hf import (
+    FAMILIES,
+    HF_CONFIG,
+    decoder_config,
+    family_of,
+    from_hf,
+    to_hf,
+)
+from parity.dialects.hf_keys import TOKEN_IDS
+from parity.dialects.hf_llama import HF_LLAMA
+from parity.dialects.meta_llama import META_LLAMA, from_meta
 from parity.dialects.reference import REFERENCE, from_reference
 
 GGUFS = (GGUF_LLAMA, GGUF_QWEN, GGUF_GEMMA)
-DIALECTS = {dialect.name: dialect for dialect in (REFERENCE, HF_LLAMA, *GGUFS)}
-MODEL_TYPES: dict[str, tuple[Dialect, Callable[..., Model]]] = {"llama": (HF_LLAMA, from_hf)}
+HF_DIALECTS = tuple(family.dialect for family in FAMILIES.values())
+DIALECTS = {dialect.name: dialect for dialect in (REFERENCE, *HF_DIALECTS, *GGUFS, META_LLAMA)}
+MODEL_TYPES = {name: (family.dialect, from_hf) for name, family in FAMILIES.items()}
 ARCHITECTURES: dict[str, tuple[Dialect, Callable[..., Model]]] = {
     "llama": (GGUF_LLAMA, from_gguf),
     "qwen2": (GGUF_QWEN, from_gguf_qwen2),
@@ -27,9 +38,7 @@ ARCHITECTURES: dict[str, tuple[Dialect, Callable[..., Model]]] = {
 
 def of_model_type(config: Mapping[str, Any], where: str) -> tuple[Dialect, Callable[..., Model]]:
     """The dialect of a config.json's model_type and how to read it; refused by name if unknown."""
-    inner = config.get("text_config")
-    nested = inner.get("model_type") if isinstance(inner, Mapping) else None
-    return _known(MODEL_TYPES, config.get("model_type", nested), "model_type", where)
+    return family_of(config, where).dialect, from_hf
 
 
 def of_architecture(
@@ -50,16 +59,23 @@ def _known(table: Mapping[str, Any], name: Any, key: str, where: str) -> Any:
 __all__ = [
     "ARCHITECTURES",
     "DIALECTS",
+    "FAMILIES",
     "GGUF_GEMMA",
     "GGUF_LLAMA",
     "GGUF_QWEN",
+    "HF_CONFIG",
     "HF_LLAMA",
+    "META_LLAMA",
     "MODEL_TYPES",
     "NAMESPACES",
     "REFERENCE",
+    "TOKEN_IDS",
     "Dialect",
+    "decoder_config",
+    "family_of",
     "from_gguf",
     "from_hf",
+    "from_meta",
     "from_reference",
     "of_architecture",
     "of_model_type",

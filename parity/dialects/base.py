@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs import BadInput, Model, nearest
 from parity import table
 from parity.table import Row
+
+if TYPE_CHECKING:
+    import pydantic
 
 # The head axis h = 2 c, split: p is which of the two that turn together, c counts the pairs.
 PAIRED = {"half": "p c", "adjacent": "c p"}
@@ -25,11 +28,15 @@ ANY = object()
 
 @dataclass(frozen=True)
 class Dialect:
-    """`naming`: a row for each kind of tensor; `pairs`: how Q and K rows are ordered in files."""
+    """`naming`: a row for each kind of tensor; `pairs`: how Q and K rows are ordered in files.
+
+    `prefix`: what every name but the head's begins with, and what some files leave out.
+    """
 
     name: str
     naming: tuple[Row, ...]
     pairs: Literal["adjacent", "half"]
+    prefix: str = ""
 
     def rows(self, spec: Model) -> list[Row]:
         """The rows of that model, or a BadInput with every tensor that has no place here."""
@@ -42,17 +49,24 @@ class Dialect:
                 continue
             theirs, ordered = self._heads(spec, ours)
             pattern = row.pattern.format(theirs=theirs, ours=ordered)
-            sizes = {**ours.sizes, "p": 2, "c": ours.sizes.get("h", 0) // 2}
+            sizes = {**ours.sizes, **row.sizes, "p": 2, "c": ours.sizes.get("h", 0) // 2}
             out.append(replace(row, pattern=pattern, sizes=sizes, holes=ours.holes))
         if homeless:
             raise BadInput(f"{self.name} names have no place for {', '.join(homeless[:8])}")
         return out
 
     def _heads(self, spec: Model, row: Row) -> tuple[str, str]:
-        """The head axis in the file and in the spec's own order; unsplit where nothing turns."""
+        """The head axis in the file and in the spec's own order; unsplit where those are one."""
         layer = row.holes.get("l")
-        rope = spec.layers[layer[0]].attn.rope if layer else None
-        return ("h", "h") if rope is None else (PAIRED[self.pairs], PAIRED[rope.pairs])
+        attn = spec.layers[layer[0]].attn if layer else None
+        if attn is None or attn.rope is None or attn.rope.pairs == self.pairs:
+            return "h", "h"
+        if attn.rope.width not in (None, attn.width):
+            raise BadInput(
+                f"{self.name} names are for {self.pairs} rotary pairs; heads of which a part turns "
+                f"in {attn.rope.pairs} ones cannot be reordered"
+            )
+        return PAIRED[self.pairs], PAIRED[attn.rope.pairs]
 
     def published(self, here: str) -> str:
         """The published name of a tensor outside the layers, e.g. "embed.weight"."""
@@ -76,16 +90,31 @@ class Fields:
     ):
         self.given, self.where, self.must, self.free = given, where, must, free
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.taken: set[str] = set()
 
-    def whole(self, key: str, *, absent: Any = ANY) -> Any:
-        """A positive integer; `absent` is what a missing or null one means, where it may be."""
-        return self._take(key, absent, lambda x: type(x) is int and x > 0, "a positive integer")
+    def whole(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
+        """A positive integer.
 
-    def number(self, key: str, *, absent: Any = ANY) -> Any:
+        `absent` is what a missing or null one means, where it may be; `null` what null alone does.
+        """
+        good = lambda x: type(x) is int and x > 0  # noqa: E731
+        return self._take(key, absent, good, "a positive integer", null)
+
+    def count(self, key: str) -> Any:
+        """An integer of 0 or more."""
+        return self._take(key, ANY, lambda x: type(x) is int and x >= 0, "an integer of 0 or more")
+
+    def number(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
         """A number of 0 or more, as a float."""
-        value = self._take(key, absent, is_number, "a number of 0 or more")
+        value = self._take(key, absent, is_number, "a number of 0 or more", null)
         return float(value) if is_number(value) else value
+
+    def numbers(self, key: str) -> Any:
+        """A list of numbers of 0 or more, as a tuple of floats."""
+        good = lambda x: isinstance(x, list) and all(map(is_number, x))  # noqa: E731
+        value = self._take(key, ANY, good, "a list of numbers of 0 or more")
+        return None if value is None else tuple(map(float, value))
 
     def flag(self, key: str, *, absent: Any = ANY) -> Any:
         return self._take(key, absent, lambda x: type(x) is bool, "true or false")
@@ -97,9 +126,29 @@ class Fields:
         )
         return choices.get(value)
 
-    def _take(self, key: str, absent: Any, good: Any, kind: str) -> Any:
+    def words(self, key: str, choices: Collection[str], count: int | None) -> Any:
+        """A list of so many known words, or None where it is missing or null."""
+        good = lambda x: isinstance(x, list) and all(word in choices for word in x)  # noqa: E731
+        kind = f"a list of {' or '.join(map(repr, choices))}"
+        value = self._take(key, None, good, kind)
+        if value is not None and count is not None and len(value) != count:
+            self.problems.append(f"{key}: {len(value)} words for {count} layers")
+        return value
+
+    def spelling(self, *keys: str) -> str:
+        """Which of several names of one setting is there; those that are must agree."""
+        self.taken |= set(keys)
+        there = [key for key in keys if self.given.get(key) is not None]
+        if any(self.given[key] != self.given[there[0]] for key in there):
+            listed = ", ".join(f"{key}={said(self.given[key])}" for key in there)
+            self.problems.append(f"spellings of one setting disagree: {listed}")
+        return there[0] if there else keys[0]
+
+    def _take(self, key: str, absent: Any, good: Any, kind: str, null: Any = ANY) -> Any:
         self.taken.add(key)
         value = self.given.get(key)
+        if value is None and key in self.given and null is not ANY:
+            return null
         if value is None and absent is not ANY:
             return absent
         if key not in self.given:
@@ -110,8 +159,8 @@ class Fields:
             return value
         return None
 
-    def finish(self) -> None:
-        """The BadInput, if anything was wrong or is left over."""
+    def leftovers(self) -> None:
+        """Adds the problem of every setting that nobody took."""
         known = self.taken | self.must.keys() | self.free.keys()
         for key in sorted(self.given.keys() - self.taken - self.free.keys()):
             value = self.given[key]
@@ -120,6 +169,10 @@ class Fields:
             elif not any(value == good for good in self.must[key]):
                 only = " or ".join(map(said, self.must[key]))
                 self.problems.append(f"{key}: {said(value)} is not supported, only {only}")
+
+    def finish(self) -> None:
+        """The BadInput, if anything was wrong or is left over."""
+        self.leftovers()
         if self.problems:
             lines = "\n".join(f"  {problem}" for problem in self.problems)
             raise BadInput(f"{self.where} cannot be taken over:\n{lines}")
@@ -143,8 +196,14 @@ def made(build: Any, where: str, **sizes: Any) -> Model:
     try:
         return build(**sizes)
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)
-        messages = "; ".join(": ".join([*map(str, e["loc"][-1:]), e["msg"]]) for e in found)
-        raise BadInput(f"{where}: {messages}") from None
+        raise BadInput(f"{where}: {'; '.join(complaints(error))}") from None
+    except BadInput:
+        raise
     except ValueError as error:
         raise BadInput(f"{where}: {error}") from None
+
+
+def complaints(error: pydantic.ValidationError) -> list[str]:
+    """What a spec class refuses, each as "field: why"."""
+    found = error.errors(include_url=False)
+    return [": ".join([*map(str, e["loc"][-1:]), e["msg"]]) for e in found]
