@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -231,10 +232,15 @@ def _told(results: Any, total: int, progress: Callable[[str], None]) -> Iterator
 
 
 def _start() -> None:
-    """Once in each process: one thread, for tiny models are no work for more."""
+    """Once in each process: one thread, for tiny models are no work for more, and operations that
+
+    are compiled quickly rather than well, for most of them run once.
+    """
     import torch
 
     torch.set_num_threads(1)
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
 
 
 def _one(work: tuple[str, Any]) -> tuple[str, Any]:

@@ -219,7 +219,7 @@ def arbitrary(seed: int) -> Model:
         for _ in range(one_of(1, 1, 2))
     )
     return Model(
-        d=one_of(8, 16),
+        d=16,
         vocab=61,
         max_len=32,
         embed_scale=one_of(None, None, 3.0),

@@ -19,7 +19,28 @@ from flax import nnx
 import configs.spec
 import jaxmodel
 import torchref
-from configs import GQA, LN, RMS, Block, Glu, Model, Rope, Run
+from configs import (
+    GQA,
+    LN,
+    RMS,
+    Alibi,
+    Block,
+    DynamicNTK,
+    Glu,
+    Learned,
+    Linear,
+    Llama3,
+    LongRope,
+    Mlp,
+    Model,
+    PostBlock,
+    QKNorm,
+    Rope,
+    Run,
+    Sinusoidal,
+    T5Bias,
+    Yarn,
+)
 from jaxmodel import axes
 from parity import judge
 from parity.diagnose import diagnose
@@ -29,26 +50,62 @@ from parity.subject import Reference, wrong_decoder
 from tests import kit
 
 NORM = RMS(eps=1e-6)
-ATTN = GQA(heads=4, kv=2, width=4, rope=Rope(base=100.0, pairs="half"))
-BLOCK = Block(
-    pre_attn=NORM,
-    attn=ATTN,
+# One layer for each scaling; LongRoPE twice, for its short factors and its long ones.
+SCALINGS = (
+    Yarn(factor=4.0, original=64, fast=4.0, slow=1.0, magnitude=1.2),
+    Linear(factor=3.0),
+    DynamicNTK(factor=2.0, original=4),
+    Llama3(factor=8.0, low=1.0, high=4.0, original=16),
+    LongRope(short=(1.0,) * 4, long=(1.0, 1.5, 2.0, 3.0), original=4, magnitude=1.1),
+    LongRope(short=(1.0, 1.1, 1.2, 1.3), long=(3.0,) * 4, original=20, magnitude=1.1),
+)
+
+
+def layer(scaling: Any) -> Block:
+    attn = GQA(
+        heads=4,
+        kv=2,
+        width=8,
+        rope=Rope(base=100.0, pairs="half", scaling=scaling),
+        relative=T5Bias(buckets=4, longest=6),
+        bias=True,
+        out_bias=True,
+        qk_norm=QKNorm(norm=NORM, over="head"),
+        cap=3.0,
+        window=5,
+    )
+    ffn = Glu(hidden=10, bias=True)
+    return Block(
+        pre_attn=NORM, attn=attn, post_attn=NORM, pre_ffn=NORM, ffn=ffn, post_ffn=LN(eps=1e-6)
+    )
+
+
+BLOCK = layer(SCALINGS[0])
+ATTN = BLOCK.attn
+POST = PostBlock(
+    attn=GQA(heads=4, kv=2, width=8, rope=None, relative=Alibi()),
     post_attn=NORM,
-    pre_ffn=NORM,
-    ffn=Glu(hidden=10),
-    post_ffn=LN(eps=1e-6),
+    ffn=Mlp(hidden=10, act="relu", bias=True),
+    post_ffn=NORM,
+    alpha=1.5,
 )
 BASE = Model(
     d=12,
     vocab=11,
     max_len=9,
-    runs=(Run(blocks=(BLOCK,), times=2),),
+    embed_scale=2.0,
+    position=Learned(),
+    embed_norm=NORM,
+    runs=(Run(blocks=(*map(layer, SCALINGS), POST), times=1), Run(blocks=(BLOCK,), times=1)),
     norm=NORM,
     tied=False,
+    cap=4.0,
 )
 IDS = np.random.default_rng(0).integers(0, 11, (2, 9))
 
 LOUD = RMS(eps=0.5)  # the same shapes, other values
+OTHER = dataclasses.replace(BLOCK, pre_ffn=LOUD)
+NOPE = dataclasses.replace(ATTN, rope=None)
 
 # Class and field -> other values, each with where it must show.
 CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
@@ -58,32 +115,75 @@ CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
     (LN, "bias"): [(False, "shapes")],
     (Rope, "base"): [(101.0, "outputs")],
     (Rope, "pairs"): [("adjacent", "outputs")],
+    (Rope, "scaling"): [(None, "outputs")],
+    (Linear, "factor"): [(3.1, "outputs")],
+    (DynamicNTK, "factor"): [(2.1, "outputs")],
+    (DynamicNTK, "original"): [(5, "outputs")],
+    (Yarn, "factor"): [(4.1, "outputs")],
+    (Yarn, "original"): [(200, "outputs")],
+    (Yarn, "fast"): [(3.0, "outputs")],
+    (Yarn, "slow"): [(2.0, "outputs")],
+    (Yarn, "truncate"): [(False, "outputs")],
+    (Yarn, "magnitude"): [(1.21, "outputs")],
+    (Llama3, "factor"): [(8.1, "outputs")],
+    (Llama3, "low"): [(0.5, "outputs")],
+    (Llama3, "high"): [(3.0, "outputs")],
+    (Llama3, "original"): [(17, "outputs")],
+    (LongRope, "short"): [((1.0, 1.1, 1.2, 1.4), "outputs")],
+    (LongRope, "long"): [((1.0, 1.5, 2.0, 3.1), "outputs")],
+    (LongRope, "original"): [(8, "outputs")],
+    (LongRope, "magnitude"): [(1.11, "outputs")],
+    (T5Bias, "buckets"): [(5, "shapes")],
+    (T5Bias, "longest"): [(12, "outputs")],
+    (QKNorm, "norm"): [(LOUD, "outputs"), (LN(eps=1e-6), "shapes")],
+    (QKNorm, "over"): [("projection", "shapes")],
     (GQA, "heads"): [(2, "shapes"), (8, "shapes")],
     (GQA, "kv"): [(1, "shapes"), (4, "shapes")],
-    (GQA, "width"): [(6, "shapes")],
     (GQA, "rope"): [(None, "outputs")],
+    (GQA, "relative"): [(None, "shapes")],
+    (GQA, "bias"): [(False, "shapes")],
+    (GQA, "out_bias"): [(False, "shapes")],
+    (GQA, "qk_norm"): [(None, "shapes")],
+    (GQA, "scale"): [(0.3, "outputs")],
+    (GQA, "cap"): [(3.1, "outputs"), (None, "outputs")],
+    (GQA, "window"): [(4, "outputs"), (None, "outputs")],
     (Glu, "hidden"): [(11, "shapes")],
     (Glu, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs")],
+    (Glu, "bias"): [(False, "shapes")],
+    (Mlp, "hidden"): [(11, "shapes")],
+    (Mlp, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs")],
+    (Mlp, "bias"): [(False, "shapes")],
     (Block, "pre_attn"): [(LOUD, "outputs"), (None, "shapes")],
-    (Block, "attn"): [(dataclasses.replace(ATTN, rope=None), "outputs")],
+    (Block, "attn"): [(NOPE, "outputs")],
     (Block, "post_attn"): [(LOUD, "outputs"), (None, "shapes")],
     (Block, "pre_ffn"): [(LOUD, "outputs"), (None, "shapes")],
-    (Block, "ffn"): [(Glu(hidden=10, act="gelu"), "outputs")],
+    (Block, "ffn"): [(Glu(hidden=10, act="gelu", bias=True), "outputs")],
     (Block, "post_ffn"): [(LN(eps=0.5), "outputs"), (LOUD, "shapes"), (None, "shapes")],
-    (Run, "blocks"): [
-        ((dataclasses.replace(BLOCK, pre_ffn=LOUD),), "outputs"),
-        ((BLOCK, BLOCK), "shapes"),
-    ],
-    (Run, "times"): [(1, "shapes"), (3, "shapes")],
+    (PostBlock, "attn"): [(dataclasses.replace(POST.attn, relative=None), "outputs")],
+    (PostBlock, "post_attn"): [(LOUD, "outputs"), (None, "shapes")],
+    (PostBlock, "ffn"): [(Mlp(hidden=10, act="gelu", bias=True), "outputs")],
+    (PostBlock, "post_ffn"): [(LOUD, "outputs"), (None, "shapes")],
+    (PostBlock, "alpha"): [(1.6, "outputs")],
+    (Run, "blocks"): [((BLOCK, BLOCK), "shapes")],
+    (Run, "times"): [(2, "shapes"), (3, "shapes")],
     (Model, "d"): [(10, "shapes")],
     (Model, "vocab"): [(12, "shapes")],
-    (Model, "runs"): [(BASE.runs * 2, "shapes")],
+    (Model, "embed_scale"): [(2.1, "outputs"), (None, "outputs")],
+    (Model, "position"): [(Sinusoidal(), "shapes"), (None, "shapes")],
+    (Model, "embed_norm"): [(LOUD, "outputs"), (None, "shapes")],
+    (Model, "runs"): [
+        (BASE.runs * 2, "shapes"),
+        ((BASE.runs[0], Run(blocks=(OTHER,), times=1)), "outputs"),
+    ],
     (Model, "norm"): [(LOUD, "outputs"), (None, "shapes")],
     (Model, "tied"): [(True, "shapes")],
+    (Model, "cap"): [(4.1, "outputs"), (None, "outputs")],
 }
 ELSEWHERE = {
     (RMS, "cast"): "rounds in half widths only: test_mirror_norm.py",
     (Model, "max_len"): "bounds the input: test_max_len",
+    (GQA, "width"): "what turns and the scalings' factors go with it: test_width",
+    (Rope, "width"): "the same",
     (Model, "init_std"): "spreads fresh values: test_init_std",
 }
 CASES = [
@@ -106,9 +206,14 @@ def with_change(spec: Any, cls: type, field: str, value: Any) -> Any:
     return dataclasses.replace(spec, **inner)
 
 
+def ours(x: object) -> bool:
+    """A spec class, and not one that pydantic lends."""
+    return dataclasses.is_dataclass(x) and getattr(x, "__module__", "") == "configs.spec"
+
+
 def test_every_field_is_listed() -> None:
     """A new field stands here, or this test says so. A `kind` can have one value only."""
-    classes = [x for x in vars(configs.spec).values() if dataclasses.is_dataclass(x)]
+    classes = [x for x in vars(configs.spec).values() if ours(x)]
     fields = {(cls, f.name) for cls in classes for f in dataclasses.fields(cls)}
     kinds = {(cls, name) for cls, name in fields if name == "kind"}
     for cls, name in kinds:
@@ -139,13 +244,13 @@ def expected(there: torchref.Decoder) -> np.ndarray:
     return out
 
 
-def run_jax(there: torchref.Decoder, spec: Model) -> np.ndarray:
-    """jaxmodel of that spec with the base model's values."""
-    with jax.enable_x64(True):
-        values = kit.to_jax(BASE, there.state_dict(), "unroll")
+def run_jax(there: torchref.Decoder, spec: Model, base: Model = BASE) -> np.ndarray:
+    """jaxmodel of that spec with the base model's values, operation by operation: it runs once."""
+    with jax.enable_x64(True), jax.disable_jit():
+        values = kit.to_jax(base, there.state_dict(), "unroll")
         empty = jaxmodel.abstract(spec, dtype="float64", layout="unroll")
         model = axes.with_arrays(empty, {k: jnp.asarray(v) for k, v in values.items()})
-        return np.asarray(jax.jit(lambda m, ids: m(ids))(model, jnp.asarray(IDS)))
+        return np.asarray(model(jnp.asarray(IDS)))
 
 
 def jax_shapes(spec: Model) -> dict[str, tuple[int, ...]]:
@@ -220,6 +325,23 @@ def test_max_len() -> None:
         torchref.Decoder(BASE)(torch.from_numpy(longer))
     assert jax.eval_shape(lambda m: m(longer), jaxmodel.abstract(wide)).shape == (1, 10, 11)
     assert torchref.Decoder(wide)(torch.from_numpy(longer)).shape == (1, 10, 11)
+
+
+def test_width() -> None:
+    """Of a head, which shapes show; and of what turns in it, which the outputs show."""
+    attn = GQA(heads=4, kv=2, width=8, rope=Rope(base=100.0, pairs="half"))
+    block = dataclasses.replace(BLOCK, attn=attn)
+    spec = dataclasses.replace(BASE, runs=(Run(blocks=(block,), times=1),))
+    assert torch_shapes(with_change(spec, GQA, "width", 6)) != torch_shapes(spec)
+    assert jax_shapes(with_change(spec, GQA, "width", 6)) != jax_shapes(spec)
+    there = kit.torch_model(spec)
+    part = with_change(spec, Rope, "width", 4)
+    want, got = run_jax(there, spec, spec), run_jax(there, part, spec)
+    assert kit.apart(got, want) > 1e-7
+    model = torchref.Decoder(part).double()
+    model.load_state_dict(there.state_dict())
+    with torch.no_grad():
+        assert kit.apart(model(torch.from_numpy(IDS)).numpy(), got) <= 1e-13
 
 
 def test_init_std() -> None:

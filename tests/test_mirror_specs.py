@@ -204,14 +204,14 @@ def agree(spec: Model, layout: str, seed: int) -> None:
 
 
 @hypothesis.given(spec=models(), layout=SMALL(["scan", "unroll"]), seed=st.integers(0, 99))
-@hypothesis.settings(max_examples=6, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])
 def test_any_spec(spec: Model, layout: str, seed: int) -> None:
     agree(spec, layout, seed)
 
 
 @pytest.mark.slow
 @hypothesis.given(spec=models(), layout=SMALL(["scan", "unroll"]), seed=st.integers(100, 199))
-@hypothesis.settings(max_examples=40, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.generate])
 def test_many_specs(spec: Model, layout: str, seed: int) -> None:
     agree(spec, layout, seed)
 
