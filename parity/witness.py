@@ -10,7 +10,8 @@ import numpy as np
 
 from configs import BadInput
 from parity import settings, sides
-from parity.dialects import family_of, to_hf
+from parity.dialects import family_of, from_hf, to_hf
+from parity.dialects.hf import differences
 from parity.inputs import Inputs
 from parity.sides import Outcome
 from parity.table import Row
@@ -32,8 +33,10 @@ class Witness:
 
     def __call__(self, given: Inputs) -> Outcome:
         model = self.make()
+        family = family_of(model.config.to_dict(), "transformers' config")
+        # A LayerNorm's gradients in float32 are sums of torch's own that lose more than torchref's.
+        model = model.double() if family.wide else model
         with settings.Calls() as calls:
-            family = family_of(model.config.to_dict(), "transformers' config")
             out = run(model, family.dialect.rows(self.source.spec), given)
         self.settings = settings.torch_side(model, calls)
         self.settings["attn_implementation"] = model.config._attn_implementation
@@ -55,6 +58,8 @@ def of(source: Source) -> tuple[Witness | None, str]:
         gguf = source.kind == "gguf"
         folder = source.path.parent if gguf else source.path
         file = source.path.name if gguf else None
+        if gguf and (other := _misread(source, folder, file)):
+            return None, f"no third witness: transformers reads the file otherwise: {other}"
         note = f"transformers {transformers.__version__} read the same file itself"
         return Witness(source, lambda: _read(folder, file)), note
     try:
@@ -63,6 +68,28 @@ def of(source: Source) -> tuple[Witness | None, str]:
         return None, f"no third witness: {error}"
     note = f"transformers {transformers.__version__} was given the weights by our own export"
     return Witness(source, lambda: _built(source, config)), note
+
+
+def _misread(source: Source, folder: Any, file: str | None) -> str:
+    """The first setting that transformers takes otherwise than the file says, if there is one.
+
+    Of a GGUF it leaves several unread, such as a qwen3's head width and a gemma3's second base.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=file).to_dict()
+    public = {key: value for key, value in config.items() if not key.startswith("_")}
+    try:
+        theirs = from_hf(public, "transformers' config", [])
+    except BadInput:
+        return ""  # nothing to tell by; the comparison itself will
+    for ours, other in differences(source.spec, theirs):
+        name, one = ours.rsplit(" = ", 1)
+        two = other.rsplit(" = ", 1)[1]
+        rounded = name.endswith(".eps") and np.float32(one) == np.float32(two)
+        if not (rounded or name.endswith((".offset", "init_std"))):  # it stores w, and we 1 + w
+            return f"{name} = {two}, not {one}"
+    return ""
 
 
 def _read(folder: Any, file: str | None) -> Any:
@@ -77,13 +104,14 @@ def _read(folder: Any, file: str | None) -> Any:
 
 def _built(source: Source, config: dict[str, Any]) -> Any:
     import transformers
+    from transformers.initialization import no_init_weights
 
     from parity import bridge
 
     family = family_of(config, "the config to be written")
     keys = {**config, "attn_implementation": "eager"}
     made = transformers.CONFIG_MAPPING[family.model_type](**keys)
-    with transformers.initialization.no_init_weights():
+    with no_init_weights():
         model = getattr(transformers, family.architecture)(made)
     named = backward(family.dialect.rows(source.spec), source.tensors, source.name)
     state = {name: bridge.to_torch(tensor.read()).float() for name, tensor in named.items()}
@@ -127,7 +155,7 @@ def _masks(model: Any, given: Inputs) -> Any:
     segments = torch.from_numpy(given.segments)
     how = {
         "config": model.config,
-        "inputs_embeds": torch.zeros(*given.ids.shape, 1),
+        "inputs_embeds": torch.zeros(*given.ids.shape, 1, dtype=model.dtype),
         "attention_mask": None,
         "cache": None,
         "and_mask_function": lambda b, n, t, s: segments[b, t] == segments[b, s],
@@ -143,7 +171,11 @@ def _masks(model: Any, given: Inputs) -> Any:
 
 
 def _positions(model: Any, given: Inputs) -> dict[str, Any]:
-    """The positions as the class takes them. BLOOM counts them itself, from its mask."""
+    """The positions as the class takes them.
+
+    BLOOM counts them itself, from a mask of 2 axes, so the mask's bias is made here of its slopes:
+    as distances, which a softmax does not tell from the class's own positions of keys.
+    """
     import torch
 
     positions = torch.from_numpy(given.positions)
@@ -152,9 +184,9 @@ def _positions(model: Any, given: Inputs) -> dict[str, Any]:
     from transformers.models.bloom import modeling_bloom
 
     def counted(mask: Any, heads: int, dtype: Any) -> Any:
-        slopes = modeling_bloom._get_alibi_slopes(heads, positions.device)
-        bias = slopes[:, None, None] * positions[:, None, None, :]
-        return bias.reshape(-1, 1, positions.shape[1]).to(dtype)
+        slopes = modeling_bloom._get_alibi_slopes(heads, positions.device).to(dtype)
+        ago = positions[:, None, :, None] - positions[:, None, None, :]
+        return (-slopes[:, None, None] * ago).flatten(0, 1)
 
     model.transformer.build_alibi_tensor = counted
     return {}

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from configs import RMS, BadInput, Linear, Rope
-from parity import judge, sides
+from parity import judge, sides, witness
 from parity.convert import convert
 from parity.dialects import ARCHITECTURES
 from parity.inputs import Inputs
@@ -342,3 +342,15 @@ def test_names_are_the_gguf_packages(kind: str) -> None:
     rows = ARCHITECTURES[kind][0].rows(spec)
     ours = {m.there[0].rpartition(".")[0] for m in moves(rows)}
     assert {name for name in ours if not name.startswith("blk.") or ".0." in name} == known
+
+
+def test_a_witness_that_reads_another_model_does_not_take_part(tmp_path: Path) -> None:
+    """transformers leaves settings of a GGUF unread: a head's width, a second base, a scaling."""
+    said = {}
+    for kind in KINDS:
+        source = open_source(write(tmp_path / f"{kind}.gguf", kind, lively(kind)))
+        run, said[kind] = witness.of(source)
+        assert (run is not None) == (kind == "qwen2")
+    assert "read the same file itself" in said["qwen2"]
+    assert "layers.0.attn.width = 128, not 8" in said["qwen3"]
+    assert "layers.0.attn.rope.base = 10000.0, not 500.0" in said["gemma3"]
