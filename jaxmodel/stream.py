@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +24,10 @@ import tensorstore as ts
 
 Index = tuple[slice, ...]
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
+
+CONTEXT = {
+    "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}
+}  # of a tree's nodes, as Orbax has
 
 
 @runtime_checkable
@@ -67,17 +72,21 @@ class Leaf:
 
 
 class Handler(ocp.type_handlers.NumpyHandler):
-    """Writes leaves one after another, a slice while the next is being read."""
+    """Writes leaves one after another, a slice while the next is being read.
+
+    Not every slice waits for the disk: see `settle`.
+    """
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)
         self.turn = asyncio.Lock()
+        self.context = ts.Context({**CONTEXT, "file_io_sync": False})
 
     async def _open_and_write(
         self, value: Leaf, tspec: dict[str, Any], ts_context: ts.Context
     ) -> None:
         async with self.turn:
-            store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
+            store = await ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
             chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
             before: ts.WriteFutures | None = None
             try:
@@ -104,6 +113,17 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{group: handler})) as saver:
         args = ocp.args.PyTreeSave(leaves, save_args=storage)
         saver.save(step, ocp.args.Composite(**{group: args}))
+    settle(step)
+
+
+def settle(step: Path) -> None:
+    """Waits until all of the step is on the disk, once for each file."""
+    for path in (step, *step.rglob("*")):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def reader(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray]:
@@ -112,7 +132,7 @@ def reader(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray]:
     kvstore = {"driver": "ocdbt", "base": base, "path": path, "cache_pool": "cache_pool#ocdbt"}
     # Absent data is damage; without this it would be read as zeros.
     spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
-    context = ts.Context({"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}})
+    context = ts.Context(CONTEXT)
 
     @functools.cache
     def opened() -> ts.TensorStore:

@@ -77,7 +77,8 @@ def convert(
     if dry_run:
         return {**report, "plan": planned(source, plan)}
     seen: dict[str, str] = {}
-    plan.write(_watched(source, seen, progress), carried(source))
+    with writers.Behind() as behind:
+        plan.write(_watched(source, seen, progress, behind), carried(source))
     return {**report, "sha256": {name: seen[name] for name in source.tensors}}
 
 
@@ -211,19 +212,27 @@ def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _watched(source: Source, seen: dict[str, str], progress: Progress) -> dict[str, Tensor]:
-    """The source's tensors; reading one notes its hash and says how far along it is."""
-    total = len(source.tensors)
+def _watched(
+    source: Source, seen: dict[str, str], progress: Progress, behind: writers.Behind
+) -> dict[str, Tensor]:
+    """The source's tensors; reading one has its hash noted and says how far along it is."""
+    total, read_before = len(source.tensors), set[str]()
+
+    def note(name: str, x: np.ndarray) -> None:
+        seen[name] = _sha256(x)
 
     def watch(name: str, tensor: Tensor) -> Tensor:
         def read() -> np.ndarray:
             x = tensor.read()
             if (x.shape, x.dtype) != (tensor.shape, tensor.dtype):
                 raise BadInput(f"{source.name}: {name} is not what its file's header says it is")
-            if name not in seen:  # a fused tensor's part may be asked for again
-                seen[name] = _sha256(x)
-            if len(seen) % max(1, total // 20) == 0:
-                progress(f"{len(seen)} of {total} tensors")
+            if x.nbytes <= writers.PIECE:  # once for the hash and for whoever writes it
+                x = ops.ordered(x)
+            if name not in read_before:  # a fused tensor's part may be asked for again
+                read_before.add(name)
+                behind.call(note, name, x)
+                if len(read_before) % max(1, total // 20) == 0:
+                    progress(f"{len(read_before)} of {total} tensors")
             return x
 
         return replace(tensor, read=read, slices=None)

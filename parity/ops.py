@@ -70,6 +70,41 @@ def entries(
     return split[(slice(None),) * axes.index(letter) + (slice(start, stop),)]
 
 
+STRIP = 16  # columns
+
+
+def put(x: np.ndarray, out: np.ndarray) -> None:
+    """out[...] = x, for an `out` in C order.
+
+    What is transposed is copied by strips of columns: NumPy goes along whole rows of `out`, and of
+    every line of memory that it fetches for them it uses one value.
+    """
+    if x.dtype.kind == "V":  # bfloat16, of which NumPy knows only that it is of two bytes
+        x, out = (a.view(f"u{x.itemsize}") for a in (x, out))
+    for first in range(1, x.ndim):
+        shape = (prod(x.shape[:first]), prod(x.shape[first:]))
+        try:
+            flat = np.reshape(x, shape, copy=False)
+        except ValueError:  # these axes do not merge
+            continue
+        if flat.strides[0] >= flat.strides[1]:
+            break
+        to = out.reshape(shape)
+        for at in range(0, shape[1], STRIP):
+            to[:, at : at + STRIP] = flat[:, at : at + STRIP]
+        return
+    out[...] = x
+
+
+def ordered(x: np.ndarray) -> np.ndarray:
+    """x in C order; itself if it is."""
+    if x.flags.c_contiguous:
+        return x
+    out = np.empty(x.shape, x.dtype)
+    put(x, out)
+    return out
+
+
 Index = tuple[slice, ...]  # one for each axis, of step 1
 
 

@@ -212,7 +212,7 @@ def _stacked(
         out = np.empty(move.shape_here, dtype)
         slots = out.reshape(-1, *move.shape_here[len(move.stack) :])
         for slot, part in zip(slots, parts, strict=True):
-            slot[...] = part
+            ops.put(part, slot)
         return out
 
     def slices(index: Index) -> np.ndarray:
@@ -221,7 +221,7 @@ def _stacked(
         cells = itertools.product(*(range(at.start, at.stop) for at in outer))
         for slot, cell in zip(out.reshape(-1, *out.shape[len(outer) :]), cells, strict=True):
             source = there[move.there[ops.flat(move.stack, cell)]].part
-            slot[...] = ops.part(source, move.pattern, move.sizes, inner, move.take)
+            ops.put(ops.part(source, move.pattern, move.sizes, inner, move.take), slot)
         return out
 
     dtype = there[move.there[0]].dtype

@@ -10,7 +10,9 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ import numpy as np
 from configs import Model
 from configs.places import appearing, refuse_taken
 from configs.spec import to_json
+from parity import ops
 from parity.files import FLOATS
 from parity.tensors import Tensor, Tensors
 
@@ -26,6 +29,31 @@ SHARD = 5_000_000_000  # bytes of tensors in one file, at most
 PIECE = 2**26  # bytes put in order at once
 
 __all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "write_pt"]
+
+
+class Behind:
+    """Calls made in order in a thread of their own, so that work and disk do not wait in turns.
+
+    At most two calls are behind, so little more is in memory. What one raises is raised by a later
+    `call`, or on leaving.
+    """
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.calls: deque[Future[None]] = deque()
+
+    def call(self, act: Callable[..., None], *args: Any) -> None:
+        while len(self.calls) > 1:
+            self.calls.popleft().result()
+        self.calls.append(self.pool.submit(act, *args))
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=kind is not None)
+        for call in self.calls if kind is None else ():
+            call.result()
 
 
 def write_hf(
@@ -77,6 +105,12 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
 
     The library writes only what is in memory as a whole; this is the same file, byte for byte.
     """
+
+    def write(file: BinaryIO, at: int, x: np.ndarray) -> None:
+        file.seek(at)
+        for piece in raw(x):
+            file.write(piece)
+
     with contextlib.ExitStack() as stack:
         places: dict[str, tuple[BinaryIO, int]] = {}
         for path, names in layout.items():
@@ -84,11 +118,9 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
             file: BinaryIO = stack.enter_context(path.open("wb"))
             file.write(header)
             places |= {name: (file, len(header) + start) for name, start in starts.items()}
+        behind = stack.enter_context(Behind())
         for name, tensor in tensors.items():
-            file, at = places[name]
-            file.seek(at)
-            for piece in raw(tensor.read()):
-                file.write(piece)
+            behind.call(write, *places[name], tensor.read())
 
 
 def safetensors_header(tensors: Tensors) -> tuple[bytes, dict[str, int]]:
@@ -118,7 +150,7 @@ def raw(x: np.ndarray) -> Iterator[memoryview]:
     rows = max(1, len(x) * PIECE // x.nbytes) if x.ndim and x.nbytes else 1
     whole = x.flags.c_contiguous or len(x) <= rows
     for part in [x] if whole else (x[at : at + rows] for at in range(0, len(x), rows)):
-        yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+        yield ops.ordered(part).reshape(-1).view(np.uint8).data
 
 
 def nbytes(tensor: Tensor) -> int:

@@ -196,3 +196,27 @@ def test_a_large_array_that_is_no_stack_is_written_in_pieces(tmp_path: Path) -> 
     assert stored.storage_metadata.chunk_shape != x.shape
     got = ocp.load_checkpointables(tmp_path / "0")["params"]["x"]
     assert got.tobytes() == x.tobytes()
+
+
+def test_a_thread_behind_keeps_order_and_says_what_went_wrong() -> None:
+    seen: list[int] = []
+    with writers.Behind() as behind:
+        for i in range(9):
+            behind.call(seen.append, i)
+    assert seen == list(range(9))
+
+    def fail(_: int) -> None:
+        raise BadInput("no room")
+
+    def work(calls: int, error: type[Exception] | None = None) -> None:
+        with writers.Behind() as behind:
+            for i in range(calls):
+                behind.call(fail, i)
+            if error:
+                raise error
+
+    for calls in (1, 5):
+        with pytest.raises(BadInput, match="no room"):
+            work(calls)
+    with pytest.raises(KeyError):  # the first error counts
+        work(1, KeyError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -249,3 +250,17 @@ def test_moves_are_views_where_they_can_be() -> None:
     x = np.zeros((2, 3))
     here = forward(ROWS, given(A=x), "the file")
     assert np.shares_memory(here["a"].read(), x)
+
+
+def test_a_transposed_copy_is_the_plain_one() -> None:
+    """In strips where axes merge to a matrix that is transposed, whatever the width and dtype."""
+    for dtype in DTYPES:
+        for shape in [(), (5,), (3, 40), (40, 3), (2, 3, 35), (3, 4, 5, 6), (0, 4)]:
+            x = wild(shape, dtype, len(shape))
+            for order in itertools.permutations(range(len(shape))):
+                turned = x.transpose(order)
+                out = np.empty(turned.shape, dtype)
+                ops.put(turned, out)
+                assert out.tobytes() == turned.tobytes()
+                assert ops.ordered(turned).tobytes() == turned.tobytes()
+                assert ops.ordered(turned).flags.c_contiguous
