@@ -14,7 +14,7 @@ import numpy as np
 
 from configs import BadInput, Model
 from configs.runs import AdamW
-from parity import adam, sides
+from parity import adam, sides, terms
 from parity.adam import Part, Seen, State
 from parity.tensors import Tensors
 
@@ -95,6 +95,10 @@ class TorchSide:
             foreach=False,
         )
         self.decays = [group["weight_decay"] for group in self.optimizer.param_groups]
+        # What gaps in a bias are relative to, at least: its gradient may be nothing but rounding
+        # (terms.py), and so may its moments and what it moved by.
+        self.least: dict[str, dict[str, float]] = {"parameters": {}, "mu": {}, "nu": {}}
+        self.terms: dict[str, float] = {}
 
     def loss(self, rows: Batch) -> Any:
         """The sum of the targets' losses, in nats."""
@@ -113,10 +117,12 @@ class TorchSide:
         """Leaves the gradient of the mean over the batch's targets in .grad; returns that mean."""
         self.optimizer.zero_grad()
         total = 0.0
-        for part in batch.parts(accumulate):
-            loss = self.loss(part) / max(1, batch.tokens)
-            loss.backward()
-            total += float(loss.detach())
+        with terms.Watch(self.model) as watch:
+            for part in batch.parts(accumulate):
+                loss = self.loss(part) / max(1, batch.tokens)
+                loss.backward()
+                total += float(loss.detach())
+        self.terms = {name: known.size for name, known in watch.terms().items()}
         return total
 
     def apply(self) -> dict[str, float]:
@@ -137,7 +143,22 @@ class TorchSide:
         self.optimizer.step()
         self.count += 1
         factor = 1.0 if clip is None or float(norm) <= clip else clip / float(norm)
+        self._follow(factor, rate)
         return {"norm": float(norm), "clip": factor, "rate": rate}
+
+    def _follow(self, factor: float, rate: float) -> None:
+        """The moments that the terms' sizes have by now, and how far Adam may have moved a bias."""
+        b1, b2 = self.config.b1, self.config.b2
+        for name, p in self.model.named_parameters():
+            if name in self.terms:
+                size = factor * self.terms[name]
+                grown = {
+                    "mu": (b1, (1 - b1) * size),
+                    "nu": (b2, (1 - b2) * size**2),
+                    "parameters": (1.0, rate * p.numel() ** 0.5),
+                }
+                for kind, (kept, new) in grown.items():
+                    self.least[kind][name] = kept * self.least[kind].get(name, 0.0) + new
 
     def _corrections(self) -> tuple[float, float]:
         """What float32 makes of 1 - b^count, over what it is; 1 in float64.

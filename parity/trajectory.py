@@ -186,20 +186,29 @@ class Trajectory:
 Made = tuple[dict[str, float], State]  # the numbers of a step, and the state after it
 
 
-def gaps(got: Made, want: Made) -> Gaps:
-    """Relative errors after a step, by tensor."""
+def gaps(got: Made, want: Made, least: Mapping[str, Mapping[str, float]] | None = None) -> Gaps:
+    """Relative errors after a step, by tensor; `least` as in torch_training.TorchSide."""
+    least = least or {}
     pairs = {"parameters": "params", "mu": "mu", "nu": "nu"}
     loss = abs(got[0]["loss"] - want[0]["loss"]) / (abs(want[0]["loss"]) or 1.0)
     return {
         "loss": {"loss": loss},
         **{
             what: {
-                name: metrics.relative_l2(getattr(got[1], kept)[name], x)
+                name: _gap(getattr(got[1], kept)[name], x, least.get(what, {}).get(name, 0.0))
                 for name, x in getattr(want[1], kept).items()
             }
             for what, kept in pairs.items()
         },
     }
+
+
+def _gap(got: np.ndarray, want: np.ndarray, least: float) -> float:
+    """The relative L2 error, of something whose size is not taken for less than that."""
+    size = float(np.linalg.norm(want))
+    if not size < least:
+        return metrics.relative_l2(got, want)
+    return float(np.linalg.norm(np.asarray(got, np.float64) - want) / least)
 
 
 def trajectory(
@@ -267,9 +276,10 @@ def _side_by_side(
     out, used = Trajectory(), dict[str, Check]()
     for i, batch in enumerate(batches, 1):
         want = truth.step(batch, accumulate)
-        noise = [gaps(draw.step(batch, accumulate), want) for draw in draws]
+        least = truth.side.least if isinstance(truth.side, TorchSide) else {}
+        noise = [gaps(draw.step(batch, accumulate), want, least) for draw in draws]
         made = [draw.step(batch, accumulate) for draw in mine]
-        found = [gaps(one, want) for one in made]
+        found = [gaps(one, want, least) for one in made]
         out.steps.append(_line(i, made[0], want, found[0]))
         for check in _judged(i, made[0], want, found, noise, dtype):
             key = check.name.split(",")[0]
