@@ -74,37 +74,47 @@ class Leaf:
 class Handler(ocp.type_handlers.NumpyHandler):
     """Writes leaves one after another, a slice while the next is being read.
 
-    Not every slice waits for the disk: see `settle`.
+    Not every slice waits for the disk: see `settle`. The first error is kept for `write` to raise:
+    Orbax would leave the loop while other leaves still wait for their turn.
     """
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)
         self.turn = asyncio.Lock()
         self.context = ts.Context({**CONTEXT, "file_io_sync": False})
+        self.error: Exception | None = None
 
     async def _open_and_write(
         self, value: Leaf, tspec: dict[str, Any], ts_context: ts.Context
     ) -> None:
         async with self.turn:
-            store = await ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
-            chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
-            before: ts.WriteFutures | None = None
             try:
-                for index, part in value.parts(tuple(chunk)):
-                    now = store[index].write(part, can_reference_source_data_indefinitely=True)
-                    if before is not None:
-                        await before
-                    before = now
-            finally:
+                if self.error is None:
+                    await self._fill(value, tspec)
+            except Exception as error:
+                self.error = error
+
+    async def _fill(self, value: Leaf, tspec: dict[str, Any]) -> None:
+        store = await ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
+        chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
+        before: ts.WriteFutures | None = None
+        try:
+            for index, part in value.parts(tuple(chunk)):
+                now = store[index].write(part, can_reference_source_data_indefinitely=True)
                 if before is not None:
                     await before
+                before = now
+        finally:
+            if before is not None:
+                await before
 
 
 def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) -> None:
     """The arrays as that group of a new step; `stacks` are those with layers in front."""
     leaves = {path: Leaf(array, path in stacks) for path, array in arrays.items()}
+    slices = Handler()
     registry = ocp.type_handlers.create_type_handler_registry(
-        (Leaf, Handler()), (jax.Array, ocp.type_handlers.ArrayHandler())
+        (Leaf, slices), (jax.Array, ocp.type_handlers.ArrayHandler())
     )
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True, use_zarr3=True, use_compression=False, type_handler_registry=registry
@@ -112,7 +122,11 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
     storage = {path: leaf.storage() for path, leaf in leaves.items()}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{group: handler})) as saver:
         args = ocp.args.PyTreeSave(leaves, save_args=storage)
-        saver.save(step, ocp.args.Composite(**{group: args}))
+        try:
+            saver.save(step, ocp.args.Composite(**{group: args}))
+        finally:
+            if slices.error is not None:
+                raise slices.error
     settle(step)
 
 

@@ -151,6 +151,20 @@ def test_damage_of_a_chunk_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_a_chunk_that_is_not_there_is_no_zeros(tmp_path: Path) -> None:
+    import tensorstore as ts
+
+    where = folder(tmp_path)
+    base = {"driver": "file", "path": f"{where / '0' / 'params'}/"}
+    store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    (key,) = [k for k in store.list().result() if k.startswith(b"stack/runs/0/0/attn/q/c/3")]
+    store.delete_range(ts.KvStore.KeyRange(key, key + b"\0")).result()
+    for to in ("hf", "jax"):
+        with pytest.raises(BadInput, match="cannot be read"):
+            convert(where, tmp_path / "out", to)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_step_that_orbax_stored_otherwise_is_read_too(tmp_path: Path) -> None:
     """One file each and zarr 2, in chunks: there no slices are offered."""
     where = folder(tmp_path)
