@@ -117,6 +117,7 @@ BLOOM = Family(
     read,
     write,
     tied=True,
+    wide=True,
     must={"apply_residual_connection_post_layernorm": (False,)},
     free={
         "attention_dropout": "dropout, in training alone",

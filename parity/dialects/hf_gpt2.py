@@ -145,6 +145,7 @@ GPT2 = Family(
     read,
     write,
     tied=True,
+    wide=True,
     free={
         "attn_pdrop": "dropout, in training alone",
         "embd_pdrop": "dropout, in training alone",

@@ -124,6 +124,7 @@ class Family:
     `read` takes the fields (and calls `finish`, so that all that is wrong is told at once); `write`
     gives the keys of the model, all but architecture, model_type, dtype and token ids, and BadInput
     where the class has no such model. `tied`: the class's own answer where the file has none.
+    `wide`: in float64 the class computes in float64, but for a softmax.
     """
 
     model_type: str
@@ -134,6 +135,7 @@ class Family:
     tied: bool
     must: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     free: Mapping[str, str] = field(default_factory=dict)
+    wide: bool = False
 
     def fields(self, config: Mapping[str, Any], where: str) -> Fields:
         own = {"model_type": (self.model_type,), "architectures": ([self.architecture], None)}
