@@ -217,7 +217,8 @@ class Search:
             def over(value: object, m: Mistake = mistake, on: tuple[str, ...] = modules) -> float:
                 return self._with(Edit(m, on, value), direction, names)
 
-            if ANY in mistake.parts and (at is None or at.given or at.module != modules[0]):
+            lone = ANY in mistake.parts and part not in mistake.parts
+            if lone and (at is None or at.given or at.module != modules[0]):
                 continue  # the probe is not of what this module returns
             values = list(mistake.values(self.modules[modules[0]]))
             if mistake.fits and values:

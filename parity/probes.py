@@ -117,7 +117,7 @@ def layer(name: str) -> int | None:
 
 def part(name: str) -> str:
     """The name without its layer."""
-    return name.split(".", 2)[2] if name.startswith("layers.") else name
+    return ".".join(name.split(".")[2:]) if name.startswith("layers.") else name
 
 
 # ---- torch --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parity.causes.base import Forward, add, calling, setting
-from torchref.attention import NormedHeads, NoWindow, Window
+from torchref.attention import NoWindow, Window
 from torchref.cap import Cap, NoCap
 from torchref.position import NoBias
 
@@ -209,15 +209,6 @@ add(
     values=lambda m: () if isinstance(m.relative, NoBias) else (None,),
 )
 for _probe in ("attn.q", "attn.k"):
-    add(
-        "qk-norm-missing",
-        "does not norm " + ("queries" if _probe == "attn.q" else "keys"),
-        "norm queries and keys before they turn",
-        _probe,
-        f"{_probe}_norm",
-        calling(lambda f, m, v, x: x),
-        values=lambda m: (None,) if isinstance(m, NormedHeads) else (),
-    )
     add(
         "bias-missing",
         "leaves the bias out",

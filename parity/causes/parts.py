@@ -41,16 +41,18 @@ def _norm(
     name: str, about: str, advice: str, call: Any, of: tuple[str, ...] = ("RMSNorm",), **how: Any
 ) -> None:
     values = how.pop("values", lambda m: (None,))
-    add(
-        name,
-        about,
-        advice,
-        NORM_SLOTS,
-        "{part}",
-        calling(lambda f, m, v, x: call(m, v, x)),
-        values=lambda m: values(m) if type(m).__name__ in of else (),
-        **how,
-    )
+    # Of the model width, and of a head's queries and keys.
+    for parts, module in ((NORM_SLOTS, "{part}"), (("attn.q", "attn.k"), "{part}_norm.norm")):
+        add(
+            name,
+            about,
+            advice,
+            parts,
+            module,
+            calling(lambda f, m, v, x: call(m, v, x)),
+            values=lambda m: values(m) if type(m).__name__ in of else (),
+            **how,
+        )
 
 
 _norm(

@@ -33,7 +33,8 @@ def _based(module: Any, base: float) -> Frequency:
 
 
 def _times(module: Any, factor: float) -> Frequency:
-    return lambda longest: [factor * f for f in module.frequency(longest)]
+    right = module.frequency
+    return lambda longest: [factor * f for f in right(longest)]
 
 
 def _scaled(module: Any, other: Any) -> Frequency:

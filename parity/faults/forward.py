@@ -7,7 +7,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from parity.faults.base import NoPlace, add
-from parity.faults.making import attending, calling, seeing, set_to, setting, turning, wiring
+from parity.faults.making import (
+    attending,
+    calling,
+    seeing,
+    set_to,
+    setting,
+    turning,
+    wiring,
+    without,
+)
 
 if TYPE_CHECKING:
     from jaxmodel import Decoder
@@ -153,10 +162,13 @@ add(
     "cache-offset",
     "decoding one slot early: right without a cache, wrong with it",
     "cache-offset",
-    edit=calling(
-        "Attention",
-        lambda a, self, x, seen, kv: a(
-            x, seen._replace(offset=seen.offset - (seen.offset > 0)), kv
+    edit=without(  # a window would be counted from there too
+        "Window",
+        calling(
+            "Attention",
+            lambda a, self, x, seen, kv: a(
+                x, seen._replace(offset=seen.offset - (seen.offset > 0)), kv
+            ),
         ),
     ),
     layered=False,
@@ -173,6 +185,8 @@ def _slots(rotate: Any, self: Any, x: Any, positions: Any) -> Any:
 
 def _partial(rotate: Any, self: Any, x: Any, positions: Any, longest: Any) -> Any:
     """Half of a head's coordinates turned, with the frequencies of a head of that width."""
+    if self.width < 4:
+        raise NoPlace("less than two pairs turn")
     narrow = copy.copy(self)
     object.__setattr__(narrow, "frequency", self.frequency[::2])
     object.__setattr__(narrow, "width", self.width // 2)
@@ -227,10 +241,14 @@ add(
     "the values rotated too",
     edit=attending(values=lambda rotate, v: rotate(v)),
 )
-add("window", "only the last 8 tokens seen", edit=calling("Attention", seeing(_window(8))))
+add(
+    "window",
+    "only the last 8 tokens seen",
+    edit=without("Window", calling("Attention", seeing(_window(8)))),
+)
 add("diagonal-hidden", "a token does not see itself", edit=calling("Attention", seeing(_strict)))
 add("not-causal", "everything seen by all", edit=calling("Attention", seeing(_open)))
-add("soft-cap", "scores capped at 3", edit=attending(scores=_softcap(3.0)))
+add("soft-cap", "scores capped at 3", edit=without("Cap", attending(scores=_softcap(3.0))))
 add("softmax-float32", "the softmax in float32 in a float64 run", edit=attending(softmax="float32"))
 add("softmax-bfloat16", "the softmax in bfloat16", edit=attending(softmax="bfloat16"))
 
@@ -365,7 +383,7 @@ add(
 add(
     "logit-soft-cap",
     "logits capped at 5",
-    edit=calling("TiedHead", lambda h, self, x, e: _softcap(5.0)(h(x, e))),
+    edit=without("Cap", calling("TiedHead", lambda h, self, x, e: _softcap(5.0)(h(x, e)))),
     layered=False,
 )
 add(
@@ -396,7 +414,11 @@ def _all_slots(seen: Any) -> dict[str, Any]:
 add(
     "cache-positions",
     "each step turned as if at position 0",
-    edit=calling("Attention", seeing(_restarted)),
+    # What is added to the embedding, and a bias of distance, would have to start again too.
+    edit=without(
+        ("Window", "LearnedPositions", "SinusoidalPositions"),
+        calling("Attention", seeing(_restarted)),
+    ),
     layered=False,
 )
 add("cache-mask", "empty slots seen", edit=calling("Attention", seeing(_all_slots)))

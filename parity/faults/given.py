@@ -81,6 +81,8 @@ def on(ending: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arr
     """The change made to every array whose path ends so: stacked layers have their l in front."""
 
     def apply(arrays: Arrays) -> Arrays:
+        if not any(p.endswith(ending) for p in arrays):
+            raise NoPlace(f"the model has no {ending}")
         return {p: change(x) if p.endswith(ending) else x for p, x in arrays.items()}
 
     return apply
@@ -91,6 +93,8 @@ def swapped(one: str, other: str) -> Callable[[Arrays], Arrays]:
 
     def apply(arrays: Arrays) -> Arrays:
         names = {p: p.removesuffix(one) + other for p in arrays if p.endswith(one)}
+        if not names or not set(names.values()) <= arrays.keys():
+            raise NoPlace(f"the model has no {one} and {other}")
         names |= {q: p for p, q in names.items()}
         return {p: arrays[names.get(p, p)] for p in arrays}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parity.faults.base import NoPlace
@@ -27,6 +27,20 @@ def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], Non
             change(module)
 
     return edit
+
+
+def without(
+    part: str | Sequence[str], edit: Callable[[Decoder], None]
+) -> Callable[[Decoder], None]:
+    """The edit, for models that have no such part: with one it would be another fault."""
+
+    def alone(model: Decoder) -> None:
+        for name in (part,) if isinstance(part, str) else part:
+            if parts(model, name):
+                raise NoPlace(f"the model has a {name}")
+        edit(model)
+
+    return alone
 
 
 def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
