@@ -67,10 +67,11 @@ def write(
     """
     arrays = dict(arrays)
     prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
+    _refuse_names(carry or {})
     with _appearing(Path(folder)) as hidden:  # absolute: Orbax takes no other
-        _write_header(hidden, spec, layout, carry or {})
         with storage():
             ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
+        _write_header(hidden, spec, layout, carry or {})  # last: nothing reads a folder without it
 
 
 def write_lazily(
@@ -88,9 +89,10 @@ def write_lazily(
     prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
     letters = axes.letters(abstract(spec, layout=layout))
     stacks = {path for path, names in letters.items() if names.split()[0] == "l"}
+    _refuse_names(carry or {})
     with _appearing(Path(folder)) as hidden:
-        _write_header(hidden, spec, layout, carry or {})
         stream.write(hidden / "0", PARAMS, arrays, stacks)
+        _write_header(hidden, spec, layout, carry or {})
 
 
 def begin(
@@ -104,6 +106,7 @@ def begin(
 
     It reads as incomplete until a step is committed into it. Refuses what `write` refuses.
     """
+    _refuse_names(carry or {})
     with _appearing(Path(folder)) as hidden:
         _write_header(hidden, spec, layout, carry or {})
 
@@ -344,10 +347,14 @@ def _appearing(folder: Path) -> Iterator[Path]:
         yield hidden
 
 
-def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
-    for name, content in carry.items():
+def _refuse_names(carry: Iterable[str]) -> None:
+    for name in carry:
         if Path(name).name != name or name in ("", ".", "..", HEADER) or name.isdigit():
             raise BadInput(f"{name!r} cannot be carried along: it must be a plain file name")
+
+
+def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
+    for name, content in carry.items():
         (folder / name).write_bytes(content)
     data = {"format": FORMAT, "spec": to_json(spec), "layout": layout}
     (folder / HEADER).write_text(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,103 @@
+"""Conversions killed at any moment: nothing that loads is left, and the next run completes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs import BadInput
+from configs.llama import llama
+from parity.convert import convert, hashes
+from parity.source import open_source
+from tests.folders import entries, pt_file, torch_state
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+TIMES = 20
+SPEC = llama(
+    vocab=512, d=256, layers=24, heads=4, kv=2, hidden=1024, max_len=32, base=500.0, pairs="half",
+    eps=1e-5, tied=False, width=64,
+)  # fmt: skip
+
+RUN = """
+import sys
+import jaxmodel.checkpoint, parity.source
+from jaxmodel import stream
+from parity.convert import convert
+
+stream.PIECE = 2**18  # so that stacks are written layer by layer
+src, dst, to = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+convert(src, dst, to, shard=4_000_000)
+print("done", flush=True)
+"""
+
+
+def started(src: Path, dst: Path, to: str) -> subprocess.Popen[str]:
+    """A process that has imported everything and waits for the word."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(src), str(dst), to],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("to", ["jax", "hf"])
+def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str) -> None:
+    """20 moments between the first and the last of a whole run's time, drawn by a seed."""
+    source = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16"))
+    convert(source, tmp_path / "hf", "hf", shard=4_000_000)
+    due = hashes(open_source(tmp_path / "hf").tensors)
+    whole = started(tmp_path / "hf", tmp_path / "whole", to)
+    start = time.perf_counter()
+    go(whole)
+    assert whole.stdout is not None
+    assert whole.stdout.readline() == "done\n"
+    took = time.perf_counter() - start
+    whole.wait()
+    rng = random.Random(to)
+    killed, half, left = 0, 0, set[str]()
+    for i in range(TIMES):
+        dst = tmp_path / f"out{i}"
+        process = started(tmp_path / "hf", dst, to)
+        go(process)
+        time.sleep(rng.uniform(0, took))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if dst.exists():  # it was quicker this time: then it is whole
+            assert hashes(open_source(dst).tensors) == due
+            continue
+        killed += 1
+        hidden = entries(tmp_path) - {"a.pt", "hf", "whole"} - {f"out{k}" for k in range(TIMES)}
+        for name in hidden - left:
+            try:  # between its last byte and its renaming it is whole
+                assert hashes(open_source(tmp_path / name).tensors) == due
+            except BadInput:
+                half += 1
+        left |= hidden
+        again = convert(tmp_path / "hf", dst, to)
+        assert again["sha256"] == due
+        assert hashes(open_source(dst).tensors) == due
+    assert killed > TIMES // 2
+    assert half  # some were killed while they wrote
