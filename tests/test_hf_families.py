@@ -43,7 +43,7 @@ def fields(model: Any) -> dict[str, Any]:
 
 
 def same_model(one: Any, other: Any) -> None:
-    """The same config field by field, the same bytes of every tensor, bit for bit the same logits."""
+    """The same config field by field, the same bytes of every tensor, the very same logits."""
     assert fields(other) == fields(one)
     assert other.dtype == one.dtype
     assert digests(other.state_dict()) == digests(one.state_dict())

@@ -1,0 +1,444 @@
+"""Published config.json files key by key, and what every family does with its own settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.activations import ACT2FN
+
+from configs import BadInput, Model, preset
+from configs.spec import GQA, Run
+from parity.dialects import FAMILIES, from_hf, to_hf
+from parity.dialects.hf import differences
+from parity.dialects.hf_keys import runs
+from tests import hf_models
+from torchref.ffn import ACTIVATIONS
+
+BFLOAT16 = {"torch_dtype": "bfloat16", "use_cache": True, "initializer_range": 0.02}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "model_type": "llama", "tie_word_embeddings": False,
+    "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "transformers_version": "4.40.0", **BFLOAT16,
+}  # fmt: skip
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+}  # fmt: skip
+QWEN = {
+    "attention_dropout": 0.0, "hidden_act": "silu", "max_window_layers": 24, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "tie_word_embeddings": True, "use_sliding_window": False, **BFLOAT16,
+}  # fmt: skip
+GEMMA = {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2, "eos_token_id": 1,
+    "head_dim": 256, "pad_token_id": 0, "rms_norm_eps": 1e-06, **BFLOAT16,
+}  # fmt: skip
+# As on the hub.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
+        "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1,
+        "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 50257,
+    },
+    "llama2-70b": {
+        **LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+        "num_hidden_layers": 80, "num_key_value_heads": 8, "vocab_size": 32000,
+        "max_position_embeddings": 4096, "rope_theta": 10000.0,
+    },
+    "llama3-8b": {
+        **LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 8192, "rope_theta": 500000.0, "bos_token_id": 128000,
+    },
+    "llama3.1-8b": {
+        **LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": LLAMA3,
+        "eos_token_id": [128001, 128008, 128009],
+    },
+    "llama3.2-1b": {
+        **LLAMA, "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+        "rope_scaling": {**LLAMA3, "factor": 32.0}, "tie_word_embeddings": True,
+    },
+    "mistral-7b": {
+        "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "transformers_version": "4.34.0.dev0", "vocab_size": 32000, **BFLOAT16,
+    },
+    "qwen2.5-0.5b": {
+        **QWEN, "architectures": ["Qwen2ForCausalLM"], "bos_token_id": 151643,
+        "eos_token_id": 151643, "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 32768, "model_type": "qwen2", "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "sliding_window": 32768,
+        "use_mrope": False, "vocab_size": 151936,
+    },
+    "qwen3-0.6b": {
+        **QWEN, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_size": 1024,
+        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+        "num_key_value_heads": 8, "rope_scaling": None, "sliding_window": None,
+        "vocab_size": 151936,
+    },
+    "gemma-2b": {
+        **GEMMA, "architectures": ["GemmaForCausalLM"], "hidden_act": "gelu",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "intermediate_size": 16384,
+        "max_position_embeddings": 8192, "model_type": "gemma", "num_attention_heads": 8,
+        "num_hidden_layers": 18, "num_key_value_heads": 1, "rope_scaling": None,
+        "rope_theta": 10000.0, "vocab_size": 256000,
+    },
+    "gemma2-2b": {
+        **GEMMA, "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid", "final_logit_softcapping": 30.0,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+        "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26,
+        "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rope_theta": 10000.0,
+        "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "gemma3-1b": {
+        **GEMMA, "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26,
+        "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "vocab_size": 262144,
+    },
+    "bloom-style": {
+        "apply_residual_connection_post_layernorm": False, "architectures": ["BloomForCausalLM"],
+        "attention_dropout": 0.0, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True,
+        "bos_token_id": 1, "eos_token_id": 2, "hidden_dropout": 0.0, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True, "model_type": "bloom",
+        "n_embed": 1024, "n_inner": None, "n_layer": 24, "num_attention_heads": 16,
+        "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1, "seq_length": 2048,
+        "skip_bias_add": True, "skip_bias_add_qkv": False, "transformers_version": "4.20.0",
+        "unk_token_id": 0, "use_cache": True, "vocab_size": 250880,
+    },
+}  # fmt: skip
+
+
+def attn(spec: Model, layer: int = 0) -> GQA:
+    return spec.layers[layer].attn
+
+
+def config(kind: str, variant: str = "plain", **changes: Any) -> dict[str, Any]:
+    """transformers' own, as JSON; ... removes a key."""
+    theirs = {**hf_models.config(kind, variant).to_dict(), "architectures": None, **changes}
+    return json.loads(json.dumps({k: v for k, v in theirs.items() if v is not ...}))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_its_preset(name: str) -> None:
+    """Read, and written back with every key of it, so that transformers loads the same."""
+    spec = from_hf(PUBLISHED[name])
+    assert spec == preset(name)
+    dtype = PUBLISHED[name].get("torch_dtype", "float32")
+    ids = {k: v for k, v in PUBLISHED[name].items() if k in ("eos_token_id", "bos_token_id")}
+    back = to_hf(spec, dtype, ids, PUBLISHED[name])
+    assert PUBLISHED[name].items() <= back.items()
+    one, other = (
+        transformers.AutoConfig.for_model(**json.loads(json.dumps(c))).to_dict()
+        for c in (PUBLISHED[name], back)
+    )
+    assert {**other, "dtype": one["dtype"]} == one
+    assert not differences(from_hf(to_hf(spec)), spec)
+
+
+def test_the_original_is_left_out_where_it_is_another_model() -> None:
+    spec, notes = preset("gemma2-tiny"), list[str]()
+    got = to_hf(spec, original=PUBLISHED["gemma2-2b"], notes=notes)
+    assert got == to_hf(spec)
+    assert "it has model.d = 2304, and this model has model.d = 32" in notes[0]
+    notes.clear()
+    assert to_hf(spec, original={"model_type": "glm"}, notes=notes) == to_hf(spec)
+    assert "model_type 'glm' is not supported" in notes[0]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_key_is_taken_or_refused_by_name(kind: str) -> None:
+    """Cases 9 and 15 among them: a scalar that nobody reads is never lost quietly."""
+    spec = from_hf(config(kind))
+    for key in ("logits_scaling", "logit_scale", "residual_multiplier", "no_rope_layers"):
+        with pytest.raises(BadInput, match=f"{key}: not known here"):
+            from_hf(config(kind, **{key: 8}))
+    for key, bad in (("quantization_config", {"bits": 4}), ("auto_map", {"AutoModel": "x.Y"})):
+        with pytest.raises(BadInput, match=f"{key}: .* is not supported"):
+            from_hf(config(kind, **{key: bad}))
+    assert from_hf(config(kind, transformers_version="5.0", use_cache=False)) == spec
+    with pytest.raises(BadInput, match="architectures: .*ForSequenceClassification"):
+        from_hf(config(kind, architectures=[f"{kind}ForSequenceClassification"]))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_size_or_an_eps_is_never_guessed(kind: str) -> None:
+    """Cases 1 and 64: what the class would supply is another model's."""
+    sizes = {"gpt2": "n_embd n_layer n_head n_positions layer_norm_epsilon vocab_size"}
+    sizes["bloom"] = "hidden_size n_layer n_head layer_norm_epsilon vocab_size"
+    llama = "hidden_size num_hidden_layers num_attention_heads max_position_embeddings "
+    llama += "intermediate_size rms_norm_eps vocab_size rope_parameters"
+    more = {
+        "mistral": " sliding_window num_key_value_heads",
+        "qwen2": " num_key_value_heads",
+        "qwen3": " num_key_value_heads head_dim",
+        "gemma": " num_key_value_heads head_dim",
+        "gemma2": " head_dim sliding_window query_pre_attn_scalar final_logit_softcapping "
+        "attn_logit_softcapping",
+        "gemma3_text": " head_dim sliding_window query_pre_attn_scalar layer_types",
+    }
+    for key in sizes.get(kind, llama + more.get(kind, "")).split():
+        with pytest.raises(BadInput, match="missing, and (never guessed|so is)"):
+            from_hf(config(kind, **{key: ...}))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_an_absent_word_on_tying_is_the_classs_own_and_is_told(kind: str) -> None:
+    notes: list[str] = []
+    spec = from_hf(config(kind, tie_word_embeddings=...), notes=notes)
+    assert spec.tied == getattr(transformers, hf_models.VARIANTS[kind][0])().tie_word_embeddings
+    assert f"{FAMILIES[kind].architecture}'s are{'' if spec.tied else ' not'}" in notes[0]
+
+
+# --- the layers
+
+
+def letters(layers: str) -> list[Any]:
+    """A layer for each letter, l with a window."""
+    blocks = {"l": preset("gemma3-tiny").layers[0], "g": preset("gemma3-tiny").layers[5]}
+    return [blocks[letter] for letter in layers]
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted"),
+    [
+        ("lllll", [(1, 5)]),
+        ("lllllg" * 4 + "ll", [(6, 4), (1, 2)]),
+        ("lllllgl", [(6, 1), (1, 1)]),
+        ("lg" * 3, [(2, 3)]),
+        ("lgl", [(2, 1), (1, 1)]),
+        ("ggll", [(1, 2), (1, 2)]),
+        ("gl", [(1, 1), (1, 1)]),
+        ("g", [(1, 1)]),
+    ],
+)
+def test_layers_are_written_as_the_smallest_pattern(
+    layers: str, wanted: list[tuple[int, int]]
+) -> None:
+    found = runs(letters(layers))
+    assert [(len(run.blocks), run.times) for run in found] == wanted
+    flat = [block for run in found for block in run.blocks * run.times]
+    assert flat == letters(layers)
+    assert all(isinstance(run, Run) for run in found)
+
+
+def seen(config: dict[str, Any]) -> list[int | None]:
+    return [block.attn.window for block in from_hf(config).layers]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_which_layers_slide(kind: str) -> None:
+    """Case 8: from number max_window_layers on, where use_sliding_window is true."""
+    four = {"num_hidden_layers": 4, "sliding_window": 8, "max_window_layers": 2}
+    four |= {"use_sliding_window": True, "layer_types": ...}
+    assert seen(config(kind, **four)) == [None, None, 8, 8]
+    assert seen(config(kind, **{**four, "max_window_layers": 0})) == [8] * 4
+    assert seen(config(kind, **{**four, "max_window_layers": 4})) == [None] * 4
+    assert seen(config(kind, **{**four, "use_sliding_window": False})) == [None] * 4
+    assert seen(config(kind, **{**four, "use_sliding_window": ...})) == [None] * 4
+    assert seen(config(kind, **{**four, "sliding_window": None})) == [None] * 4
+    for gone in ("max_window_layers", "sliding_window"):
+        with pytest.raises(BadInput, match=f"{gone}: missing, and never guessed"):
+            from_hf(config(kind, **{**four, gone: ...}))
+    types = ["sliding_attention", "full_attention"] * 2
+    assert seen(config(kind, **{**four, "layer_types": types})) == [8, None, 8, None]
+    with pytest.raises(BadInput, match="layers slide and there is no window"):
+        from_hf(config(kind, **{**four, "layer_types": types, "use_sliding_window": False}))
+    with pytest.raises(BadInput, match="layer_types: 4 words for 3 layers"):
+        from_hf(config(kind, **{**four, "layer_types": types, "num_hidden_layers": 3}))
+    with pytest.raises(BadInput, match="layer_types: must be a list of"):
+        from_hf(config(kind, **{**four, "layer_types": ["chunked_attention"] * 4}))
+    theirs = getattr(transformers, hf_models.VARIANTS[kind][0])(
+        num_hidden_layers=4, use_sliding_window=True, sliding_window=8, max_window_layers=2
+    )
+    assert theirs.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
+
+
+def test_which_layers_of_a_gemma_slide() -> None:
+    """Every other one, the first among them; or five of six; or as layer_types says."""
+    assert seen(config("gemma2", layer_types=...)) == [17, None, 17]
+    types = ["full_attention", "full_attention", "sliding_attention"]
+    assert seen(config("gemma2", layer_types=types)) == [None, None, 17]
+    seven = [*[17] * 5, None, 17]
+    assert seen(config("gemma3_text", layer_types=..., sliding_window_pattern=6)) == seven
+    assert seen(config("gemma3_text", sliding_window_pattern=6)) == seven
+    assert seen(config("gemma3_text", layer_types=..., sliding_window_pattern=7)) == [17] * 6 + [
+        None
+    ]
+    with pytest.raises(BadInput, match="layer_types has other layers slide"):
+        from_hf(config("gemma3_text", sliding_window_pattern=2))
+    with pytest.raises(BadInput, match="use_bidirectional_attention: true is not supported"):
+        from_hf(config("gemma3_text", use_bidirectional_attention=True))
+    with pytest.raises(BadInput, match="attn_logit_softcapping: 50.0 is not supported, only null"):
+        from_hf(config("gemma3_text", attn_logit_softcapping=50.0))
+
+
+def test_a_mistral_slides_throughout_or_nowhere() -> None:
+    assert seen(config("mistral")) == [17] * 3
+    assert seen(config("mistral", sliding_window=None)) == [None] * 3
+    with pytest.raises(BadInput, match="layer_types"):
+        from_hf(config("mistral", layer_types=["sliding_attention"] * 3))
+
+
+# --- scales, caps, biases, norms
+
+
+def test_scores_are_scaled_by_the_scalar_and_not_by_the_width() -> None:
+    """Case 72; where both are the same there is nothing to say."""
+    for kind in ("gemma2", "gemma3_text"):
+        spec = from_hf(config(kind, query_pre_attn_scalar=24, head_dim=16))
+        assert {block.attn.scale for block in spec.layers} == {24**-0.5}
+        assert to_hf(spec)["query_pre_attn_scalar"] == 24
+        assert attn(from_hf(config(kind, query_pre_attn_scalar=10))).scale is None
+    for heads, d, scalar in ((32, 5376, 168), (32, 4608, 144)):  # the 27B of Gemma 3 and 2
+        sizes = {"num_attention_heads": heads, "hidden_size": d, "head_dim": 128}
+        spec = from_hf(config("gemma3_text", **sizes, query_pre_attn_scalar=scalar))
+        assert attn(spec).scale == scalar**-0.5
+
+
+def test_a_scale_that_no_scalar_gives_is_not_written() -> None:
+    from dataclasses import replace
+
+    spec = preset("gemma2-tiny")
+    layers = [replace(b, attn=replace(b.attn, scale=0.3)) for b in spec.layers]
+    with pytest.raises(BadInput, match=r"layers.0.attn.scale = 0.30.*, and this model has .* 0.3$"):
+        to_hf(replace(spec, runs=runs(layers)))
+
+
+def test_caps_are_the_files_own() -> None:
+    spec = from_hf(config("gemma2"))
+    assert ({b.attn.cap for b in spec.layers}, spec.cap) == ({5.0}, 3.0)
+    spec = from_hf(config("gemma2", "all"))
+    assert ({b.attn.cap for b in spec.layers}, spec.cap) == ({None}, None)
+    assert from_hf(config("gemma3_text", "all")).cap == 3.0
+
+
+def test_biases_are_those_of_the_class_or_of_its_flag() -> None:
+    """Case 79."""
+    flags = {kind: (attn(s := from_hf(config(kind))).bias, attn(s).out_bias) for kind in FAMILIES}
+    assert flags.pop("qwen2") == (True, False)
+    assert flags.pop("gpt2") == flags.pop("bloom") == (True, True)
+    assert set(flags.values()) == {(False, False)}
+    for kind in ("llama", "qwen3", "gemma", "gemma2", "gemma3_text"):
+        spec = from_hf(config(kind, attention_bias=True))
+        assert (attn(spec).bias, attn(spec).out_bias) == (True, True)
+    for kind in ("mistral", "qwen2"):
+        with pytest.raises(BadInput, match="attention_bias: "):
+            from_hf(config(kind, attention_bias=True))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_norms_round_as_the_class_does_to_the_bit(kind: str) -> None:
+    """Cases 61 and 63, in bfloat16; w = 15.8125 is one that 1 + w rounds."""
+    from torchref.norm import NORMS
+
+    spec = from_hf(config(kind))
+    ours = NORMS[type(spec.norm)](spec.norm, 64).bfloat16()  # type: ignore[index]
+    body = hf_models.model(kind).base_model
+    theirs = type(body.norm if hasattr(body, "norm") else body.ln_f)
+    module = theirs(64, eps=1e-5).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 64, generator=generator).bfloat16()
+    w = torch.randn(64, generator=generator).bfloat16()
+    w[0] = 15.8125
+    with torch.no_grad():
+        ours.weight.copy_(w)
+        module.weight.copy_(w)
+    got, wanted = ours(x), module(x)
+    if theirs is torch.nn.LayerNorm:  # fused, in an order of its own: as near as its rounding
+        truth = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), eps=1e-5)
+        apart = [float((y.double() - truth).norm()) for y in (got, wanted)]
+        assert apart[0] <= 2 * apart[1]
+    else:
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
+def test_the_embedding_is_scaled_as_the_class_does_to_the_bit(kind: str) -> None:
+    """Case 66, in bfloat16."""
+    from torchref.model import Scale
+
+    for d in (2048, 2304, 2560, 3072, 3584, 3840, 5376):
+        spec = from_hf(config(kind, hidden_size=d))
+        assert spec.embed_scale is not None
+        theirs = type(hf_models.model(kind).get_input_embeddings())
+        module = theirs(3, 4, 0, embed_scale=d**0.5).bfloat16()
+        ids = torch.arange(3)
+        plain = torch.nn.functional.embedding(ids, module.weight)
+        assert torch.equal(Scale(spec.embed_scale)(plain[None])[0], module(ids))
+
+
+# --- activations
+
+
+@pytest.mark.parametrize("word", ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_an_activation_is_the_one_that_the_class_computes(kind: str, word: str) -> None:
+    """Case 67, with the class's own function as the oracle: a Gemma 1's "gelu" is the tanh form."""
+    keys = {"gpt2": "activation_function", "gemma2": "hidden_activation"}
+    keys["gemma3_text"] = "hidden_activation"
+    if kind == "bloom":
+        return  # has no such key
+    key = keys.get(kind, "hidden_act")
+    if word == "relu" and kind != "gpt2":
+        with pytest.raises(BadInput, match=f"{key}: must be 'silu' or"):
+            from_hf(config(kind, **{key: word}))
+        return
+    act = from_hf(config(kind, **{key: word})).layers[0].ffn.act
+    theirs = getattr(hf_models.config(kind, **{key: word}), key)
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    assert torch.allclose(ACT2FN[theirs](x), ACTIVATIONS[act](x), rtol=0, atol=1e-10)
+    assert not torch.allclose(
+        ACT2FN[theirs](x), ACTIVATIONS["gelu" if act != "gelu" else "gelu_tanh"](x), atol=1e-5
+    )
+    with pytest.raises(BadInput, match=f"{key}: must be .*, got .quick_gelu"):
+        from_hf(config(kind, **{key: "quick_gelu"}))
+
+
+def test_blooms_gelu_is_the_tanh_form() -> None:
+    from transformers.models.bloom.modeling_bloom import bloom_gelu_forward
+
+    assert from_hf(config("bloom")).layers[0].ffn.act == "gelu_tanh"
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    assert torch.allclose(bloom_gelu_forward(x), ACTIVATIONS["gelu_tanh"](x), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "silu"}, "another activation"),
+        ("gemma2", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is another activation"),
+        ("gemma3_text", {"hidden_act": "tanh"}, "hidden_act: 'tanh' is another activation"),
+    ],
+)
+def test_two_words_for_an_activation_must_agree(
+    kind: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        from_hf(config(kind, **changes))
+    same = {"gemma": "hidden_activation"}.get(kind, "hidden_act")
+    assert from_hf(config(kind, **{same: "gelu_new"})) == from_hf(config(kind))
