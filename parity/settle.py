@@ -11,11 +11,11 @@ import numpy as np
 from configs import BadInput, Model
 from configs.spec import Rope
 from parity.dialects.base import Dialect
+from parity.dialects.gguf_llama import DIVISORS, are_divisors
 from parity.tensors import Tensor
 
 FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope\.freqs$")
 MASK = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$")  # GPT-2
-FACTORS = "rope_freqs.weight"  # GGUF: what each frequency is divided by
 
 
 def settled(
@@ -61,7 +61,7 @@ def without_tables(
     tensors: Mapping[str, Tensor], spec: Model, where: str, notes: list[str]
 ) -> dict[str, Tensor]:
     """Without the rotary tables that old code saved, each compared with the spec's own first."""
-    tables = [name for name in tensors if FREQUENCIES.search(name) or name == FACTORS]
+    tables = [name for name in tensors if FREQUENCIES.search(name) or name == DIVISORS]
     turned = [(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None]
     ropes = {(rope, rope.width or width) for rope, width in turned}
     for name in tables:
@@ -84,8 +84,8 @@ def agrees(name: str, stored: Tensor, rope: Rope, width: int) -> bool:
     if stored.shape != (width // 2,):
         return False
     got = stored.read().astype(np.float64)
-    if name == FACTORS:
-        return bool((got == 1).all())
+    if name == DIVISORS:
+        return are_divisors(got, rope.base, width, rope.scaling)
     want = rope.base ** (-np.arange(0, width, 2) / width)
     eps = 2.0 ** {"bfloat16": -8, "float16": -11, "float32": -24, "float64": -53}[str(stored.dtype)]
     room = want * ((math.log(rope.base) + 2) * 2.0**-24 + eps)

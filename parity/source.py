@@ -263,7 +263,7 @@ def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> S
     metadata, published = readers.gguf_file(path)
     dialect, read = dialects.of_architecture(metadata, str(path))
     said = [*notes]
-    spec = read(metadata, published.keys(), str(path), said)
+    spec = read(metadata, published, str(path), said)
     known = (f"{metadata['general.architecture']}.", *dialects.NAMESPACES)
     strange = [key for key in metadata if not key.startswith(known)]
     if strange:

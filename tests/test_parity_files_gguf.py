@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from configs import BadInput
+from configs import BadInput, Llama3
 from parity import tokenizer
 from parity.convert import convert
 from parity.source import open_source
@@ -70,7 +70,7 @@ def write_gguf(
     writer.add_feed_forward_length(s["hidden"])
     writer.add_head_count(s["heads"])
     writer.add_head_count_kv(s["kv"])
-    writer.add_rope_freq_base(500.0)
+    writer.add_rope_freq_base(changes.pop("base", 500.0))
     writer.add_rope_dimension_count(16)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(s["vocab"])
@@ -164,7 +164,7 @@ def test_tensors_are_proven_like_any_other(tmp_path: Path) -> None:
         open_source(path)
 
 
-def test_frequency_factors_of_one_change_nothing_and_others_are_refused(tmp_path: Path) -> None:
+def test_frequency_factors_of_one_change_nothing_and_odd_ones_are_refused(tmp_path: Path) -> None:
     """rope_freqs.weight is how llama.cpp stores Llama 3's scaled frequencies."""
     ones = {"rope_freqs.weight": np.ones(8, np.float32)}
     source = open_source(write_gguf(tmp_path / "x.gguf", extra=ones))
@@ -173,6 +173,36 @@ def test_frequency_factors_of_one_change_nothing_and_others_are_refused(tmp_path
     eight = {"rope_freqs.weight": np.full(8, 8, np.float32)}
     with pytest.raises(BadInput, match=r"stored in rope_freqs\.weight are not"):
         open_source(write_gguf(tmp_path / "y.gguf", extra=eight))
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0, 16.0])
+def test_llama3_scaling_is_told_by_what_is_stored(tmp_path: Path, factor: float) -> None:
+    """Cases 12 and 50: divisors as llama.cpp's converter makes them, in float32 and a loop.
+
+    Those of a factor that no Llama was published with are refused: nothing says how it was made.
+    """
+    frequencies = 1.0 / (500_000.0 ** (torch.arange(0, 16, 2, dtype=torch.float32) / 16))
+    divisors = []
+    for wave in (2 * np.pi / frequencies).tolist():
+        if wave < 8_192 / 4.0:
+            divisors.append(1.0)
+        elif wave > 8_192 / 1.0:
+            divisors.append(factor)
+        else:
+            smooth = (8_192 / wave - 1.0) / (4.0 - 1.0)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    assert 1 < sorted(divisors)[4] < factor  # there is one on the ramp
+    extra = {"rope_freqs.weight": np.array(divisors, np.float32)}
+    path = write_gguf(tmp_path / "x.gguf", extra=extra, base=500_000.0)
+    if factor == 16.0:
+        with pytest.raises(BadInput, match=r"stored in rope_freqs\.weight are not"):
+            open_source(path)
+        return
+    source = open_source(path)
+    wanted = Llama3(factor=factor, low=1.0, high=4.0, original=8_192)
+    assert {b.attn.rope.scaling for b in source.spec.layers} == {wanted}
+    assert "rope_freqs.weight" not in source.published
+    assert f"Llama 3.1's scaled frequencies, by {factor}" in "".join(source.notes)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "magic", "counts", "empty"])

@@ -8,7 +8,7 @@ way from here to a Hugging Face Gemma.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs import GQA, RMS, Linear, Model, QKNorm, Rope
@@ -24,14 +24,14 @@ LARGEST = 62  # layers of the 27B, the one Gemma 3 whose scale is not its head's
 
 
 def from_gguf_gemma3(
-    metadata: Mapping[str, Any], names: Collection[str], where: str, notes: list[str]
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str, notes: list[str]
 ) -> Model:
     """The spec of a gemma3 GGUF; `notes` gets what the file does not say itself.
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
     fields = gguf_base.settings(metadata, "gemma3", where, must=MUST)
-    sizes = gguf_base.sizes(fields, metadata, names)
+    sizes = gguf_base.sizes(fields, metadata, tensors)
     window = fields.whole("attention.sliding_window")
     scaling = _scaling(fields)
     local_base = gguf_base.decimal(fields.number("rope.freq_base_swa", absent=None))

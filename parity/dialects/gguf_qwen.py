@@ -5,7 +5,7 @@ llama.cpp turns half-split pairs in these (its rope type NEOX), so its converter
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs import Model
@@ -17,30 +17,30 @@ GGUF_QWEN = Dialect(name="gguf-qwen", pairs="half", naming=gguf_base.NAMING)
 
 
 def from_gguf_qwen2(
-    metadata: Mapping[str, Any], names: Collection[str], where: str, notes: list[str]
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str, notes: list[str]
 ) -> Model:
     """The spec of a qwen2 GGUF (Qwen 2 and 2.5): Q, K and V have biases.
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    return _qwen("qwen2", metadata, names, where, bias=True)
+    return _qwen("qwen2", metadata, tensors, where, bias=True)
 
 
 def from_gguf_qwen3(
-    metadata: Mapping[str, Any], names: Collection[str], where: str, notes: list[str]
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str, notes: list[str]
 ) -> Model:
     """The same of a qwen3 GGUF: queries and keys are normed, each head by itself."""
-    return _qwen("qwen3", metadata, names, where, qk_norm=True)
+    return _qwen("qwen3", metadata, tensors, where, qk_norm=True)
 
 
 def _qwen(
     architecture: str,
     metadata: Mapping[str, Any],
-    names: Collection[str],
+    tensors: Mapping[str, Any],
     where: str,
     **kind: bool,
 ) -> Model:
     fields = gguf_base.settings(metadata, architecture, where)
-    sizes = gguf_base.sizes(fields, metadata, names)
+    sizes = gguf_base.sizes(fields, metadata, tensors)
     fields.finish()
     return made(llama, where, **sizes, **kind, pairs="half")
