@@ -94,9 +94,9 @@ def test_what_is_written_of_a_kind_is_read_again_and_by_transformers(kind: str) 
 @pytest.mark.parametrize("kind", [*KINDS, "default"])
 def test_an_unknown_or_missing_setting_of_a_kind_is_refused(kind: str) -> None:
     settings = {"rope_type": kind, **KINDS.get(kind, ({},))[0]}
-    with pytest.raises(BadInput, match="rope_scaling.betafast: not known here"):
+    with pytest.raises(BadInput, match=r"rope_scaling.betafast: not known here"):
         read(rope_scaling={**settings, "betafast": 3})
-    with pytest.raises(BadInput, match="rope_scaling.partial_rotary_factor: 0.5 is not supported"):
+    with pytest.raises(BadInput, match=r"rope_scaling.partial_rotary_factor: 0.5 is not supported"):
         read(rope_scaling={**settings, "partial_rotary_factor": 0.5})
     needed = set(settings) & {"factor", "low_freq_factor", "high_freq_factor", "long_factor"}
     assert needed or kind == "default"
@@ -281,7 +281,7 @@ def test_a_setting_that_transformers_does_not_read_when_nested_is_refused() -> N
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5.0, "truncate": False}
     nested = {"full_attention": yarn, "sliding_attention": {"rope_theta": 100.0}}
     olds = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq"), ...)
-    with pytest.raises(BadInput, match="full_attention.truncate: transformers ignores it here"):
+    with pytest.raises(BadInput, match=r"full_attention.truncate: transformers ignores it here"):
         from_hf(gemma3(rope_parameters=nested, **olds))
 
 
