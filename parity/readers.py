@@ -40,6 +40,7 @@ def gguf_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if not _dequantizable(kind)
     ]:
         raise BadInput(f"{path} holds tensors that cannot be dequantized:\n" + "\n".join(odd))
+    _in_line(reader, path)
 
     def lazy(tensor: Any) -> Tensor:
         shape = tuple(map(int, reversed(tensor.shape.tolist())))  # GGUF counts from the last axis
@@ -55,6 +56,23 @@ def gguf_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return Tensor(shape, np.dtype(np.float32), read, slices)
 
     return metadata, {tensor.name: lazy(tensor) for tensor in reader.tensors}
+
+
+def _in_line(reader: Any, path: Path) -> None:
+    """A BadInput unless the tensors lie one behind another, as llama.cpp asks for too.
+
+    What one tensor's entry says wrongly of its type or place is found in no other way.
+    """
+    due = int(reader.data_offset)
+    for tensor in sorted(reader.tensors, key=lambda tensor: int(tensor.data_offset)):
+        at = int(tensor.data_offset)
+        if at != due:
+            raise BadInput(
+                f"{path}: {tensor.name} begins at byte {at}, and the one before it leaves off for "
+                f"{due}; the file is damaged"
+            )
+        end = at + int(tensor.n_bytes)
+        due = -(-end // reader.alignment) * reader.alignment
 
 
 def _dequantizable(kind: Any) -> bool:
