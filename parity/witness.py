@@ -10,7 +10,7 @@ import numpy as np
 
 from configs import BadInput
 from parity import settings, sides
-from parity.dialects import family_of, from_hf, to_hf
+from parity.dialects import family_of, from_hf, is_float8, to_hf
 from parity.dialects.hf import differences
 from parity.inputs import Inputs
 from parity.sides import Outcome
@@ -47,15 +47,16 @@ class Witness:
 def of(source: Source) -> tuple[Witness | None, str]:
     """How transformers runs the source's model in float32, and a note of how it came by it.
 
-    A Hugging Face folder or a GGUF file is read by transformers itself, which also tests our
-    reading. Anything else is built from our own export. None where transformers is absent or has
-    no such model; the note says which.
+    A Hugging Face folder (not in float8) or a GGUF file is read by transformers itself, which also
+    tests our reading. Anything else is built from our own export. None where transformers is absent
+    or has no such model; the note says which.
     """
     try:
         import transformers
     except ImportError:
         return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
-    if source.path is not None and source.kind in ("hf", "gguf"):
+    float8 = is_float8(source.config or {})  # transformers computes with it on a GPU alone
+    if source.path is not None and source.kind in ("hf", "gguf") and not float8:
         gguf = source.kind == "gguf"
         folder = source.path.parent if gguf else source.path
         file = source.path.name if gguf else None

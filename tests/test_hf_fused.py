@@ -206,6 +206,36 @@ def test_the_config_that_a_model_came_with_travels_and_is_kept(tmp_path: Path) -
     assert any("not kept: it has model.init_std = 0.02" in note for note in report["notes"])
 
 
+def test_a_float8_folder_is_its_products_and_is_written_as_them(tmp_path: Path) -> None:
+    """As the makers of Qwen 3 publish it: every scale in its place, and a witness of the rest."""
+    import ml_dtypes
+    import safetensors.torch
+
+    path = folder(tmp_path / "a", "qwen3")
+    whole = {k: torch.from_numpy(x) for k, x in stored(path).items()}
+    name = "model.layers.1.mlp.up_proj.weight"  # 44 x 32: 6 x 4 blocks of 8
+    scale = torch.arange(1, 25).reshape(6, 4) / 8
+    whole[name] = whole[name].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file({**whole, name + "_scale_inv": scale}, path / "model.safetensors")
+    stated = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8]}
+    edit_config(path, quantization_config={**stated, "activation_scheme": "dynamic"})
+    source = open_source(path)
+    values = whole[name].view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    blocks = np.kron(scale.numpy(), np.ones((8, 8), np.float32))[:44]
+    got = source.tensors["layers.1.ffn.up.weight"].read()
+    np.testing.assert_array_equal(got, values.astype(np.float32) * blocks)
+    convert(source, tmp_path / "b", "hf")
+    assert "quantization_config" not in json.loads((tmp_path / "b" / "config.json").read_text())
+    assert bits(ours(tmp_path / "b")) == bits({n: t.read() for n, t in source.tensors.items()})
+    third, note = witness.of(source)
+    assert third is not None
+    assert "our own export" in note
+    third(inputs(source.spec, 16))
+    edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(BadInput, match=r"quantization_config: .*gptq.* is not supported"):
+        open_source(path)
+
+
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bloom-tiny", "gemma3-tiny", "qwen3-tiny"])
 def test_transformers_builds_a_preset_from_our_export(name: str) -> None:
     """The witness of a model that no file of transformers' holds has every weight, and runs."""

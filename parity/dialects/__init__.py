@@ -17,6 +17,7 @@ from parity.dialects.hf import (
     decoder_config,
     family_of,
     from_hf,
+    is_float8,
     to_hf,
 )
 from parity.dialects.hf_keys import TOKEN_IDS
@@ -77,6 +78,7 @@ __all__ = [
     "from_hf",
     "from_meta",
     "from_reference",
+    "is_float8",
     "of_architecture",
     "of_model_type",
     "to_hf",

@@ -70,6 +70,12 @@ def decoder_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     return {**outer, **inner}, notes
 
 
+def is_float8(config: Mapping[str, Any]) -> bool:
+    """Whether the weights are float8 with scales, the one quantization that is read."""
+    stated = config.get("quantization_config")
+    return isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
+
+
 def from_hf(
     config: Mapping[str, Any], where: str = "config.json", notes: list[str] | None = None
 ) -> Model:
@@ -80,6 +86,8 @@ def from_hf(
     """
     family = family_of(config, where)
     config, said = decoder_config(config, where)
+    if is_float8(config):  # of the tensors, which are read as their products
+        del config["quantization_config"]
     fields = family.fields(config, where)
     one_dtype(fields)
     spec = made(family.read, where, fields=fields)
@@ -132,6 +140,7 @@ def _kept(spec: Model, original: Mapping[str, Any]) -> tuple[dict[str, Any] | No
     try:
         old = from_hf(original, where)
         config, _ = decoder_config(original, where)
+        config.pop("quantization_config", None)
     except BadInput as error:
         return None, str(error)
     if odd := differences(spec, old):
