@@ -13,5 +13,6 @@ PRESETS: dict[str, Model] = {
 def preset(name: str) -> Model:
     """The spec of that name, or a BadInput with the nearest known one."""
     if name not in PRESETS:
-        raise BadInput(f"no preset is called {name!r}; {nearest(name, PRESETS)}")
+        alike = [known for known in PRESETS if known.endswith("-tiny") == name.endswith("-tiny")]
+        raise BadInput(f"no preset is called {name!r}; {nearest(name, alike)}")
     return PRESETS[name]

@@ -171,7 +171,7 @@ def test_reference_100m_is_the_stated_one() -> None:
 def test_legend_has_one_letter_for_one_thing() -> None:
     assert all(len(letter) == 1 for letter in LEGEND)
     assert len(set(LEGEND.values())) == len(LEGEND)
-    assert set("btsdnkhfevl") == set(LEGEND)
+    assert set("btsdnkhfevlmr") == set(LEGEND)
 
 
 def test_every_parameter_is_declared_in_letters_of_the_legend() -> None:
