@@ -162,6 +162,9 @@ def check(
     tokens: Annotated[int, typer.Option(min=8, help="Length of the two input rows.")] = 300,
     layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
     witness: Annotated[bool, typer.Option(help="Let transformers take part.")] = True,
+    export: Annotated[
+        bool, typer.Option(help="Export a Hugging Face folder again, for transformers to compare.")
+    ] = True,
     against: Annotated[
         str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
     ] = None,
@@ -204,6 +207,7 @@ def check(
                 tokens=tokens,
                 layout=layout.value,
                 use_witness=witness,
+                export=export and against is None,
                 against=against,
                 look=probes,
                 keep=replay,

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from configs.spec import GQA, QKNorm
-from jaxmodel.axes import Maker, constrain, used
+from jaxmodel.axes import Maker, constrain, times, used
 from jaxmodel.bias import BIASES
 from jaxmodel.cache import KV, Seen, ago, extend
 from jaxmodel.cap import CAPS
@@ -93,9 +93,9 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        q = self.q_norm(self.q_bias(jnp.einsum("btd,dnh->btnh", x, used(self.q))))
-        k = self.k_norm(self.k_bias(jnp.einsum("btd,dkh->btkh", x, used(self.k))))
-        v = self.v_bias(jnp.einsum("btd,dkh->btkh", x, used(self.v)))
+        q = self.q_norm(self.q_bias(times(x, used(self.q))))
+        k = self.k_norm(self.k_bias(times(x, used(self.k))))
+        v = self.v_bias(times(x, used(self.v)))
         q, k, v = (constrain(*x) for x in ((q, "b t n h"), (k, "b t k h"), (v, "b t k h")))
         q = probe(self.rotate(q, seen.positions, seen.longest), "attn/q")
         k = probe(self.rotate(k, seen.positions, seen.longest), "attn/k")
@@ -108,7 +108,8 @@ class Attention(nnx.Module):
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
         mixed = probe(constrain(mixed, "b t n h"), "attn/mixed")
-        return self.o_bias(jnp.einsum("btnh,nhd->btd", mixed, used(self.o))), kv
+        joined = mixed.reshape(*mixed.shape[:2], -1)
+        return self.o_bias(times(joined, used(self.o).reshape(-1, x.shape[-1]))), kv
 
 
 ATTENTIONS = {GQA: Attention}

@@ -109,6 +109,17 @@ def used(param: nnx.Param) -> jax.Array:
     return constrain(value, " ".join(names[len(names) - value.ndim :]))  # in a scan without its l
 
 
+def times(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x (... i) times w (i ...), with all rows on one axis and all columns on another.
+
+    The same product as an einsum over the axes as they are, but XLA on a CPU has a faster kernel
+    for it, and one that sums a weight's gradient over the rows with 1.3 times torch's error and not
+    up to 1.8 times.
+    """
+    flat = x.reshape(-1, w.shape[0]) @ w.reshape(w.shape[0], -1)
+    return flat.reshape(*x.shape[:-1], *w.shape[1:])
+
+
 @contextlib.contextmanager
 def resolving(resolver: Resolver) -> Iterator[None]:
     """Within: `constrain` calls the resolver. Install it where the step is traced."""

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.spec import Glu, Mlp
-from jaxmodel.axes import Maker, constrain, used
+from jaxmodel.axes import Maker, constrain, times, used
 from jaxmodel.bias import BIASES
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -36,10 +35,10 @@ class GatedFFN(nnx.Module):
         self.act = ACTIVATIONS[spec.act]
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        gate = self.gate_bias(jnp.einsum("btd,df->btf", x, used(self.gate)))
-        up = self.up_bias(jnp.einsum("btd,df->btf", x, used(self.up)))
+        gate = self.gate_bias(times(x, used(self.gate)))
+        up = self.up_bias(times(x, used(self.up)))
         wide = self.act(constrain(gate, "b t f")) * constrain(up, "b t f")
-        return self.down_bias(jnp.einsum("btf,fd->btd", wide, used(self.down)))
+        return self.down_bias(times(wide, used(self.down)))
 
 
 class PlainFFN(nnx.Module):
@@ -54,9 +53,9 @@ class PlainFFN(nnx.Module):
         self.act = ACTIVATIONS[spec.act]
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        up = self.up_bias(jnp.einsum("btd,df->btf", x, used(self.up)))
+        up = self.up_bias(times(x, used(self.up)))
         wide = self.act(constrain(up, "b t f"))
-        return self.down_bias(jnp.einsum("btf,fd->btd", wide, used(self.down)))
+        return self.down_bias(times(wide, used(self.down)))
 
 
 FFNS = {Glu: GatedFFN, Mlp: PlainFFN}

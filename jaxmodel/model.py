@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from configs import spec as specs
 from configs.spec import Learned
-from jaxmodel.axes import Maker, constrain, used
+from jaxmodel.axes import Maker, constrain, times, used
 from jaxmodel.cache import Cache, Seen, visible
 from jaxmodel.cap import CAPS
 from jaxmodel.norm import NORMS
@@ -61,7 +61,7 @@ class TiedHead(nnx.Module):
         pass
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return jnp.einsum("btd,vd->btv", x, used(embed.weight))
+        return times(x, used(embed.weight).T)
 
 
 class Head(nnx.Module):
@@ -71,7 +71,7 @@ class Head(nnx.Module):
         self.weight = make.matrix("head", "d v")
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return jnp.einsum("btd,dv->btv", x, used(self.weight))
+        return times(x, used(self.weight))
 
 
 HEADS = {True: TiedHead, False: Head}

@@ -69,13 +69,13 @@ def shapes() -> dict[str, Model]:
 
 def gpt(base: Model) -> Model:
     """Biases, plain feed-forward, learned positions, and what newer models cap and cut off."""
-    rope = Rope(base=500.0, pairs="half", width=2, scaling=YARN)
+    rope = Rope(base=500.0, pairs="half", width=4, scaling=YARN)
     norm = LN(eps=1e-3)
     normed = QKNorm(norm=RMS(eps=1e-3), over="head")
     attn = GQA(
         heads=4,
         kv=2,
-        width=4,
+        width=8,
         rope=rope,
         bias=True,
         out_bias=True,

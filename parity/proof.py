@@ -8,6 +8,7 @@ from pathlib import Path
 
 from parity import judge, replay, trained, witness
 from parity.findings import Report
+from parity.inputs import inputs
 from parity.sides import Wrong
 from parity.source import Source, open_source
 from parity.tensors import Tensor
@@ -26,14 +27,16 @@ def check(
     look: bool = False,
     keep: str | os.PathLike[str] | None = None,
     train: trained.Plan | None = None,
+    export: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
 
     See `judge.check`; a recorded .npz is compared with its own record too, and transformers
-    takes part in float32 where it has the model. With `train` both sides are also trained on the
-    same batches, where all the rest holds (trained.py). BadInput if the source cannot be read, or
-    if something is at `keep` already.
+    takes part in float32 where it has the model. With `export` a Hugging Face folder is exported
+    again, and transformers must take the one for the other (exported.py). With `train` both sides
+    are also trained on the same batches, where all the rest holds (trained.py). BadInput if the
+    source cannot be read, or if something is at `keep` already.
     """
     if keep is not None:
         keep = Path(keep)
@@ -65,6 +68,8 @@ def check(
         keep=keep,
         progress=progress,
     )
+    if export:
+        _exported(report, source, tokens, seed, progress)
     if train and report.equal:
         trained.train(
             report,
@@ -84,3 +89,20 @@ def check(
     if other is not None:
         report.environment["against"] = {"name": other.name, "kind": other.kind}
     return report
+
+
+def _exported(
+    report: Report, source: Source, tokens: int, seed: int, progress: Callable[[str], None]
+) -> None:
+    """Adds the checks of the export, or a note of why there are none."""
+    if source.kind != "hf":
+        return
+    try:
+        import transformers  # noqa: F401
+
+        from parity import exported
+    except ImportError:
+        report.notes.append("transformers is not installed: the export was not compared")
+        return
+    given = inputs(source.spec, tokens, seed)
+    report.checks += exported.checks(source, given, progress)

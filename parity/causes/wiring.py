@@ -125,15 +125,16 @@ for _probe, _sums in {
         _sums(lambda m, x, part: part),
         values=kind("PostBlock"),
     )
-    add(
-        "residual-scale-missing",
-        "does not multiply the residual stream by alpha",
-        "alpha * x + part, then the norm (DeepNorm)",
-        _probe,
-        "",
-        _sums(lambda m, x, part: x + part),
-        values=lambda m: () if getattr(m, "alpha", 1.0) == 1 else (None,),
-    )
+
+add(
+    "residual-scale-missing",
+    "does not multiply the residual stream by alpha",
+    "alpha * x + part, then the norm (DeepNorm)",
+    ("summed", "total"),
+    "",
+    _summed(lambda m, x, part: x + part, lambda m, x, part: x + part),
+    values=lambda m: () if getattr(m, "alpha", 1.0) == 1 else (None,),
+)
 
 # ---- the backward pass --------------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ for _part, _probe in (
     ("ffn", "pre_ffn"),
     ("pre_attn", "out"),
     ("pre_ffn", "mid"),
+    ("ffn", "mid"),  # where no norm stands between
 ):
     add(
         "gradient-stopped",

@@ -15,6 +15,7 @@ from parity.faults.making import (
     setting,
     turning,
     wiring,
+    within,
     without,
 )
 
@@ -125,7 +126,11 @@ add(
 )
 add("documents-leak", "packed documents see each other", edit=calling("Attention", seeing(_leak)))
 add("layer-norm", "the mean subtracted in an RMS norm", edit=calling("RMSNorm", _layer_norm))
-add("norm-float32", "norms in float32 in a float64 run", edit=calling("RMSNorm", _narrow))
+add(
+    "norm-float32",
+    "norms in float32 in a float64 run",
+    edit=without("NormedHeads", calling("RMSNorm", _narrow)),  # there it is as well the rotation's
+)
 add(
     "residual-doubled",
     "the residual stream added twice",
@@ -239,7 +244,7 @@ add("rope-partial", "half of each head turned", edit=calling("Rotary", _partial)
 add(
     "rope-on-values",
     "the values rotated too",
-    edit=attending(values=lambda rotate, v: rotate(v)),
+    edit=within("Rotary", attending(values=lambda rotate, v: rotate(v))),
 )
 add(
     "window",

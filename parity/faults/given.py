@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs import Model
-from configs.spec import LN, RMS, Block
+from configs.spec import LN, RMS, Block, PostBlock
 from parity.faults.base import NoPlace, add
 
 Arrays = dict[str, np.ndarray]
@@ -17,12 +17,15 @@ Arrays = dict[str, np.ndarray]
 # ---- in the spec ------------------------------------------------------------------------------
 
 
-def every(change: Callable[[Block], Block]) -> Callable[[Model], Model]:
+def every(change: Callable[[Any], Any]) -> Callable[[Model], Model]:
     """The change made to every block."""
 
     def apply(spec: Model) -> Model:
         runs = tuple(replace(r, blocks=tuple(map(change, r.blocks))) for r in spec.runs)
-        return replace(spec, runs=runs)
+        changed = replace(spec, runs=runs)
+        if changed == spec:
+            raise NoPlace("there is nothing to change")
+        return changed
 
     return apply
 
@@ -47,6 +50,7 @@ def _eps(norm: RMS | LN | None) -> RMS | LN:
     return replace(norm, eps=norm.eps * 10)
 
 
+NORMS = {Block: ("pre_attn", "pre_ffn"), PostBlock: ("post_attn", "post_ffn")}
 OTHER = {"adjacent": "half", "half": "adjacent"}
 add(
     "rope-pairing",
@@ -58,7 +62,7 @@ add("rope-missing", "no rotary positions at all", spec=_attn(rope=None))
 add(
     "norm-eps",
     "the norms' eps ten times too large",
-    spec=every(lambda b: replace(b, pre_attn=_eps(b.pre_attn), pre_ffn=_eps(b.pre_ffn))),
+    spec=every(lambda b: replace(b, **{slot: _eps(getattr(b, slot)) for slot in NORMS[type(b)]})),
 )
 add(
     "final-norm-eps",

@@ -43,6 +43,17 @@ def without(
     return alone
 
 
+def within(part: str, edit: Callable[[Decoder], None]) -> Callable[[Decoder], None]:
+    """The edit, for models that have such a part."""
+
+    def there(model: Decoder) -> None:
+        if not parts(model, part):
+            raise NoPlace(f"the model has no {part}")
+        edit(model)
+
+    return there
+
+
 def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
     """Every module of that class answers with call(original, module, *arguments)."""
 
