@@ -94,6 +94,15 @@ def test_a_size_or_an_eps_is_never_guessed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
+def test_more_layers_than_anybody_has_are_refused_at_once(kind: str) -> None:
+    key = "n_layer" if kind in ("gpt2", "bloom") else "num_hidden_layers"
+    more = {"sliding_window_pattern": 6} if kind == "gemma3_text" else {}
+    for layers in (10_001, 10**12):
+        with pytest.raises(BadInput, match=f"{key}: times={layers} is more than 10000 rep"):
+            from_hf(config(kind, **{key: layers}, layer_types=None, **more))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_an_absent_word_on_tying_is_the_classs_own_and_is_told(kind: str) -> None:
     notes: list[str] = []
     spec = from_hf(config(kind, tie_word_embeddings=...), notes=notes)

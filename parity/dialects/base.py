@@ -126,12 +126,12 @@ class Fields:
         )
         return choices.get(value)
 
-    def words(self, key: str, choices: Collection[str], count: int | None) -> Any:
+    def words(self, key: str, choices: Collection[str], count: int) -> Any:
         """A list of so many known words, or None where it is missing or null."""
         good = lambda x: isinstance(x, list) and all(word in choices for word in x)  # noqa: E731
         kind = f"a list of {' or '.join(map(repr, choices))}"
         value = self._take(key, None, good, kind)
-        if value is not None and count is not None and len(value) != count:
+        if value is not None and len(value) != count:
             self.problems.append(f"{key}: {len(value)} words for {count} layers")
         return value
 

@@ -8,7 +8,7 @@ from configs import Model
 from configs.spec import GQA, LN, Alibi, Block, Mlp
 from parity.dialects.base import Dialect, Fields
 from parity.dialects.hf_gpt2 import norm
-from parity.dialects.hf_keys import HEAD, Family, beside, first_layer, model
+from parity.dialects.hf_keys import HEAD, Family, beside, depth, first_layer, model
 from parity.table import Row
 
 BODY = "transformer."
@@ -57,7 +57,7 @@ HF_BLOOM = Dialect(
 def read(fields: Fields) -> Model:
     d = fields.whole(fields.spelling("hidden_size", "n_embed"))
     heads = fields.whole(fields.spelling("n_head", "num_attention_heads"))
-    layers = fields.whole(fields.spelling("n_layer", "num_hidden_layers"))
+    layers = depth(fields, fields.spelling("n_layer", "num_hidden_layers"))
     eps, vocab = fields.number("layer_norm_epsilon"), fields.whole("vocab_size")
     hidden = 4 * (d or 0)
     if fields.whole("n_inner", absent=hidden) != hidden:

@@ -111,7 +111,7 @@ def read_gemma2(fields: Fields) -> Model:
     said = sizes(fields)
     types = fields.words("layer_types", LAYER_TYPES, said.layers)
     if types is None:  # the class's own, which published files do not write out
-        types = [LAYER_TYPES[i % 2 == 0] for i in range(said.layers or 0)]
+        types = [LAYER_TYPES[i % 2 == 0] for i in range(said.layers)]
     turned = rope(fields, said.length)
     caps = {
         key: fields.number(key, null=None)
@@ -125,7 +125,7 @@ def read_gemma3(fields: Fields) -> Model:
     types = fields.words("layer_types", LAYER_TYPES, said.layers)
     if types is None or fields.given.get("sliding_window_pattern") is not None:
         every = fields.whole("sliding_window_pattern") or 1
-        periodic = [LAYER_TYPES[(i + 1) % every != 0] for i in range(said.layers or 0)]
+        periodic = [LAYER_TYPES[(i + 1) % every != 0] for i in range(said.layers)]
         if types not in (None, periodic):
             fields.problems.append("sliding_window_pattern: layer_types has other layers slide")
         types = periodic

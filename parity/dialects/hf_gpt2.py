@@ -11,6 +11,7 @@ from parity.dialects.hf_keys import (
     HEAD,
     Family,
     beside,
+    depth,
     first_layer,
     model,
     word,
@@ -72,7 +73,8 @@ ACTS = {
 
 
 def read(fields: Fields) -> Model:
-    d, heads, layers = (fields.whole(key) for key in ("n_embd", "n_head", "n_layer"))
+    d, heads = (fields.whole(key) for key in ("n_embd", "n_head"))
+    layers = depth(fields, "n_layer")
     length = fields.whole(fields.spelling("n_positions", "n_ctx"))
     hidden = fields.whole("n_inner", absent=4 * (d or 0))
     act = fields.choice("activation_function", ACTS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs import BadInput, Model
-from configs.spec import Block, Norm, PostBlock, Run
+from configs.spec import MOST, Block, Norm, PostBlock, Run
 from parity.dialects.base import Dialect, Fields
 from parity.dialects.hf_rope import length_of
 from parity.table import Row
@@ -177,7 +177,7 @@ def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
     return Sizes(
         vocab=fields.whole("vocab_size"),
         d=d,
-        layers=fields.whole("num_hidden_layers"),
+        layers=depth(fields, "num_hidden_layers"),
         heads=heads,
         kv=k,
         width=width,
@@ -186,6 +186,15 @@ def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
         eps=fields.number("rms_norm_eps"),
         init_std=fields.number("initializer_range", absent=None),
     )
+
+
+def depth(fields: Fields, key: str) -> int:
+    """How many layers; 0 and a problem where no machine could list them."""
+    layers = fields.whole(key) or 0
+    if layers > MOST:
+        fields.problems.append(f"{key}: times={layers} is more than {MOST} repetitions")
+        return 0
+    return int(layers)
 
 
 def written_sizes(spec: Model, block: Block) -> dict[str, Any]:

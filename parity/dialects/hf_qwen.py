@@ -28,7 +28,7 @@ HF_QWEN2 = Dialect("hf-qwen2", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half")
 HF_QWEN3 = Dialect("hf-qwen3", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER + HEAD_NORMS, "half")
 
 
-def windows(fields: Fields, layers: int | None) -> list[int | None]:
+def windows(fields: Fields, layers: int) -> list[int | None]:
     """The window of every layer.
 
     use_sliding_window false turns sliding_window off altogether. Else layers from number
@@ -39,12 +39,12 @@ def windows(fields: Fields, layers: int | None) -> list[int | None]:
     types = fields.words("layer_types", LAYER_TYPES, layers)
     if used and window and types is None:
         start = fields.count("max_window_layers")
-        if start is not None and layers is not None:
+        if start is not None:
             types = [LAYER_TYPES[i >= start] for i in range(layers)]
     if types and "sliding_attention" in types and window is None:
         fields.problems.append("layer_types: layers slide and there is no window that is used")
     if types is None:
-        types = ["full_attention"] * (layers or 0)
+        types = ["full_attention"] * layers
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
