@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
 
 from configs import BadInput, nearest, places
@@ -177,14 +178,18 @@ def read(
 def parts(
     folder: str | os.PathLike[str], saved: Saved
 ) -> dict[str, Callable[[stream.Index], np.ndarray]]:
-    """What reads an array at an index alone, for every array that is stored in several chunks."""
+    """What reads each array at an index alone, bit for bit, in whole chunks (see `Saved`).
+
+    Empty for a step that Orbax was told to store otherwise than `storage` does.
+    """
     where = Path(folder).absolute() / str(saved.step)
     with readable(where):
         if not stream.usual(where, PARAMS):
             return {}
+    context = ts.Context(stream.CONTEXT)
 
     def guarded(path: str) -> Callable[[stream.Index], np.ndarray]:
-        read = stream.reader(where, PARAMS, path)
+        read = stream.reader(where, PARAMS, path, context)
 
         def part(index: stream.Index) -> np.ndarray:
             with readable(where):
@@ -192,8 +197,7 @@ def parts(
 
         return part
 
-    several = [path for path, x in saved.shapes.items() if saved.chunks[path] != x.shape]
-    return {path: guarded(path) for path in several}
+    return {path: guarded(path) for path in saved.shapes}
 
 
 def load(

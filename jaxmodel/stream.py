@@ -140,13 +140,15 @@ def settle(step: Path) -> None:
             os.close(file)
 
 
-def reader(step: Path, group: str, path: str) -> Callable[[Index], np.ndarray]:
-    """What reads that array of a step, stored as Orbax does unless told otherwise, at an index."""
+def reader(step: Path, group: str, path: str, context: ts.Context) -> Callable[[Index], np.ndarray]:
+    """What reads that array of a step, stored as Orbax does unless told otherwise, at an index.
+
+    `context` holds what is known of the step; one for all of its arrays will do.
+    """
     base = {"driver": "file", "path": f"{step / group}/"}
     kvstore = {"driver": "ocdbt", "base": base, "path": path, "cache_pool": "cache_pool#ocdbt"}
     # Absent data is damage; without this it would be read as zeros.
     spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
-    context = ts.Context(CONTEXT)
 
     @functools.cache
     def opened() -> ts.TensorStore:

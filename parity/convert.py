@@ -47,9 +47,8 @@ def convert(
     which source tensors each target tensor is made, and nothing is written. `layout` is that of a
     jax target; `seed` is for a preset's random weights; `shard` is the size limit of one HF file.
 
-    In memory at a time: one tensor, or 128 MiB of smaller arrays of a checkpoint of ours; for torch
-    the whole model, because it writes from memory. Of a checkpoint that a training run wrote, a
-    stack of layers is read whole.
+    In memory at a time: a few tensors; for torch the whole model, because it writes from memory. Of
+    a checkpoint that a training run wrote, a stack of layers is read whole.
     BadInput on anything that is wrong with SRC or DST; then nothing is written.
     """
     if to not in TARGETS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from configs.spec import from_json
 from parity import files, table
 from parity.ops import Index
 from parity.tensors import Tensor, backward
-
-BATCH = 128 * 2**20  # bytes of a checkpoint's arrays that are read at once
 
 
 def gguf_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -125,36 +123,21 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     from jaxmodel import checkpoint
 
     saved = checkpoint.describe(folder)
-    sizes = {p: int(np.prod(x.shape)) * x.dtype.itemsize for p, x in saved.shapes.items()}
-    rows = table.rows(saved.spec, saved.layout)
     parts = checkpoint.parts(folder, saved)
-    order = [move.here for row in rows for move in row.moves() if move.here in sizes]
-    held: dict[str, np.ndarray] = {}
 
-    def read_one(path: str) -> Callable[[], np.ndarray]:
-        """Several small neighbours are read at once: each call has a cost of its own."""
+    def alone(path: str) -> np.ndarray:
+        return checkpoint.read(folder, [path], step=saved.step)[path]
 
-        def read() -> np.ndarray:
-            if path not in held:
-                held.clear()
-                paths, total = [path], sizes[path]
-                for after in order[order.index(path) + 1 :]:
-                    if after in parts:
-                        continue
-                    total += sizes[after]
-                    if total > BATCH:
-                        break
-                    paths.append(after)
-                held.update(checkpoint.read(folder, paths, step=saved.step))
-            return held.pop(path)
+    def tensor(path: str) -> Tensor:
+        x = saved.shapes[path]
+        if path not in parts:
+            return Tensor(tuple(x.shape), x.dtype, lambda: alone(path))
+        part, several = parts[path], saved.chunks[path] != x.shape
+        whole = tuple(slice(0, size) for size in x.shape)
+        return Tensor(tuple(x.shape), x.dtype, lambda: part(whole), part if several else None)
 
-        return read
-
-    here = {
-        path: Tensor(tuple(x.shape), x.dtype, read_one(path), parts.get(path))
-        for path, x in saved.shapes.items()
-    }
-    return saved, backward(rows, here, str(folder))
+    rows = table.rows(saved.spec, saved.layout)
+    return saved, backward(rows, {path: tensor(path) for path in saved.shapes}, str(folder))
 
 
 def golden_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
