@@ -11,7 +11,24 @@ import jax
 import numpy as np
 import pytest
 
-from configs import GQA, LN, PRESETS, RMS, Glu, Model, Run
+from configs import (
+    GQA,
+    LN,
+    PRESETS,
+    RMS,
+    DynamicNTK,
+    Glu,
+    Linear,
+    Llama3,
+    LongRope,
+    Mlp,
+    Model,
+    PostBlock,
+    Rope,
+    Run,
+    T5Bias,
+    Yarn,
+)
 from configs.llama import llama
 from parity import bridge, judge
 from tests.kit import torch_model
@@ -43,11 +60,12 @@ def small(model: Model) -> Model:
     def shrunk(block):  # type: ignore[no-untyped-def]
         attn, ffn = block.attn, block.ffn
         kv = max(1, attn.kv * 4 // attn.heads)
-        return replace(
-            block,
-            attn=replace(attn, heads=4, kv=kv if 4 % kv == 0 else 2, width=6),
-            ffn=replace(ffn, hidden=20),
-        )
+        rope = attn.rope
+        if rope is not None and hasattr(rope.scaling, "original"):  # the input must pass it
+            rope = replace(rope, scaling=replace(rope.scaling, original=16))
+        window = None if attn.window is None else 8
+        sizes = {"heads": 4, "kv": kv if 4 % kv == 0 else 2, "width": 6, "window": window}
+        return replace(block, attn=replace(attn, rope=rope, **sizes), ffn=replace(ffn, hidden=20))
 
     runs = tuple(
         Run(blocks=tuple(map(shrunk, run.blocks)), times=min(run.times, 2)) for run in model.runs
@@ -71,12 +89,23 @@ def test_every_preset_has_a_row_and_every_row_but_those_to_come_a_preset() -> No
     assert built == set(PRESETS) - tests_own
 
 
-@pytest.mark.parametrize("name", [name for name, state in MODELS if state == "proven"])
+LIGHT = {"reference-100m", "gpt2", "gemma3-1b"}  # the others take a minute and more together
+
+
+def presets(*states: str) -> list:  # type: ignore[type-arg]
+    return [
+        pytest.param(name, marks=() if name in LIGHT else pytest.mark.slow)
+        for name, state in MODELS
+        if state in states
+    ]
+
+
+@pytest.mark.parametrize("name", presets("proven"))
 def test_proven_model_is_proven(name: str) -> None:
     assert proven(small(PRESETS[name]))
 
 
-@pytest.mark.parametrize("name", [n for n, state in MODELS if state in ("trains", "proven")])
+@pytest.mark.parametrize("name", presets("trains", "proven"))
 def test_training_model_trains(name: str) -> None:
     """Twenty plain steps on one batch bring its loss down."""
     from flax import nnx
@@ -130,25 +159,95 @@ SANDWICH = block(
 )
 NORMS = block(pre_attn=LN(eps=1e-5), pre_ffn=RMS(eps=1e-5, offset=True, cast="after"))
 OUTPUT_ONLY = block(pre_attn=None, pre_ffn=None, post_attn=RMS1, post_ffn=RMS1)
+GPT2, GEMMA2, GEMMA3, ORIGINAL, BLOOM = (
+    small(PRESETS[name])
+    for name in ("gpt2", "gemma2-2b", "gemma3-1b", "transformer-2017", "bloom-style")
+)
+SCALINGS = (
+    Linear(factor=3.0),
+    DynamicNTK(factor=2.0, original=16),
+    Yarn(factor=4.0, original=16, magnitude=1.1),
+    Llama3(factor=8.0, low=1.0, high=4.0, original=16),
+    LongRope(short=(1.0, 1.1), long=(2.0, 3.0), original=16, magnitude=1.1),
+)
+SCALED = replace(
+    LLAMA,
+    runs=tuple(
+        Run(
+            blocks=(
+                replace(
+                    LLAMA.layers[0],
+                    attn=replace(
+                        LLAMA.layers[0].attn,
+                        rope=Rope(base=100.0, pairs="half", width=4, scaling=scaling),
+                    ),
+                ),
+            ),
+            times=1,
+        )
+        for scaling in SCALINGS
+    ),
+)
+DEEPNORM = replace(
+    LLAMA,
+    runs=(
+        Run(
+            blocks=(
+                PostBlock(
+                    attn=GQA(heads=4, kv=2, width=6, rope=None, relative=T5Bias()),
+                    post_attn=LN(eps=1e-5),
+                    ffn=Mlp(hidden=20, act="gelu", bias=True),
+                    post_ffn=LN(eps=1e-5),
+                    alpha=1.5,
+                ),
+            ),
+            times=2,
+        ),
+    ),
+)
 EXAMPLES: dict[tuple[str, str], Model] = {
     ("norm kind", "LayerNorm"): NORMS,
     ("norm kind", "RMSNorm"): LLAMA,
     ("norm kind", "RMSNorm with unit offset"): NORMS,
     ("norm placement", "pre"): LLAMA,
+    ("norm placement", "post"): ORIGINAL,
     ("norm placement", "sandwich"): SANDWICH,
     ("norm placement", "output-only"): OUTPUT_ONLY,
+    ("norm placement", "DeepNorm"): DEEPNORM,
     ("position", "none"): SANDWICH,
+    ("position", "learned"): GPT2,
+    ("position", "sinusoidal"): ORIGINAL,
     ("position", "RoPE adjacent"): MULTI,
     ("position", "RoPE half-split"): LLAMA,
+    ("position", "partial RoPE"): SCALED,
+    ("position", "ALiBi"): BLOOM,
+    ("position", "T5 relative"): DEEPNORM,
     ("RoPE scaling", "none"): LLAMA,
+    ("RoPE scaling", "linear"): SCALED,
+    ("RoPE scaling", "dynamic NTK"): SCALED,
+    ("RoPE scaling", "YaRN"): SCALED,
+    ("RoPE scaling", "Llama 3"): SCALED,
+    ("RoPE scaling", "LongRoPE"): SCALED,
+    ("RoPE scaling", "local and global bases"): GEMMA3,
     ("attention heads", "MHA"): MULTI,
     ("attention heads", "GQA"): LLAMA,
     ("attention heads", "MQA"): SANDWICH,
+    ("attention extras", "QK-norm"): GEMMA3,
+    ("attention extras", "logit soft-cap"): GEMMA2,
+    ("attention extras", "explicit scale"): GEMMA2,
+    ("attention extras", "sliding window"): GEMMA3,
+    ("attention extras", "biases"): GPT2,
     ("layer pattern", "uniform"): LLAMA,
+    ("layer pattern", "local/global interleave"): GEMMA3,
+    ("FFN", "ReLU"): ORIGINAL,
+    ("FFN", "GELU"): GPT2,
     ("FFN", "SwiGLU"): LLAMA,
     ("FFN", "GeGLU"): SANDWICH,
+    ("FFN", "biases"): GPT2,
     ("embeddings", "tied"): LLAMA,
     ("embeddings", "untied"): MULTI,
+    ("embeddings", "scaled by sqrt(d)"): ORIGINAL,
+    ("embeddings", "final logit soft-cap"): GEMMA2,
 }
 
 
