@@ -65,8 +65,8 @@ def interleaved(
 ) -> list[tuple[tuple[GQA, ...], int]]:
     """Every `every`-th layer sees all of the text, the others a window; the rest is local."""
     times, rest = divmod(layers, every)
-    runs = [((local,) * (every - 1) + (whole,), times), ((local,), rest)]
-    return [(pattern, times) for pattern, times in runs if times]
+    pattern = ((local,) * (every - 1) + (whole,)) if times else ()
+    return [(run, n) for run, n in ((pattern, times), ((local,), rest)) if n]
 
 
 def gemma1(*, layers: int, heads: int, kv: int, width: int, **sizes: Unpack[Sizes]) -> Model:

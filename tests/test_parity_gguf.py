@@ -288,6 +288,13 @@ def test_gemma3_layers_by_a_stated_pattern(pattern: object) -> None:
             "is no pattern that repeats",
         ),
         ("gemma3", {"attention__sliding_window_pattern": 0}, "must be a positive integer"),
+        (
+            "gemma3",
+            {"attention__sliding_window_pattern": 2**31, "block_count": 2**31},
+            "is more than 10000 layers",
+        ),
+        ("gemma3", {"block_count": 2**31}, "more than 10000 repetitions"),
+        ("qwen3", {"block_count": 2**31}, "more than 10000 repetitions"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

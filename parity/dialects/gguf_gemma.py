@@ -13,6 +13,7 @@ from typing import Any
 
 from configs import GQA, RMS, Linear, Model, QKNorm, Rope
 from configs.gemma import gemma, interleaved
+from configs.spec import MOST
 from parity.dialects import gguf_base
 from parity.dialects.base import Dialect, Fields, made
 
@@ -87,12 +88,14 @@ def _every(fields: Fields, layers: int | None, notes: list[str]) -> int:
     key = "attention.sliding_window_pattern"
     value = fields.given.get(key)
     if not isinstance(value, list):
-        every = fields.whole(key, absent=None)
+        every = fields.whole(key, absent=None) or EVERY
         if value is None:
             notes.append(f"no {key}: every {EVERY}th layer is global, as in llama.cpp")
-        return every or EVERY
+        if every > MOST:  # a pattern is written out layer by layer
+            fields.problems.append(f"{key}: {every} is more than {MOST} layers")
+        return every
     fields.taken.add(key)
     every = 1 + next((i for i, slides in enumerate(value) if not slides), len(value))
-    if value != [(i + 1) % every != 0 for i in range(layers or 0)]:
+    if len(value) != layers or value != [(i + 1) % every != 0 for i in range(len(value))]:
         fields.problems.append(f"{key}: {value} is no pattern that repeats, a flag for each layer")
     return every
