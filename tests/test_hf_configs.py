@@ -72,6 +72,28 @@ def test_every_key_is_taken_or_refused_by_name(kind: str) -> None:
         from_hf(config(kind, architectures=[f"{kind}ForSequenceClassification"]))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    # Cases 4, 7, 9, 15, 24, 25, 59, 73 and 78, each by one that has it.
+    [
+        "deepseek_v3",
+        "glm",
+        "smollm3",
+        "llama4",
+        "granite",
+        "cohere",
+        "mixtral",
+        "gpt_oss",
+        "gemma3",
+        "phi3",
+        "bailing_moe",
+    ],
+)
+def test_a_family_that_is_not_there_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(BadInput, match=f"model_type '{kind}' is not supported"):
+        from_hf({"model_type": kind, "rope_parameters": {"rope_type": "default"}})
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_size_or_an_eps_is_never_guessed(kind: str) -> None:
     """Cases 1 and 64: what the class would supply is another model's."""
@@ -191,6 +213,24 @@ def test_which_layers_of_a_gemma_slide() -> None:
         from_hf(config("gemma3_text", use_bidirectional_attention=True))
     with pytest.raises(BadInput, match=r"attn_logit_softcapping: 50.0 is not supported, only null"):
         from_hf(config("gemma3_text", attn_logit_softcapping=50.0))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
+def test_a_window_counts_the_token_itself(kind: str, window: int) -> None:
+    """Case 69, against transformers' own mask."""
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    from torchref.attention import Window
+
+    theirs = hf_models.config(kind, sliding_window=window, attn_implementation="eager")
+    x = torch.zeros(1, 6, 1)
+    mask = create_sliding_window_causal_mask(theirs, x, attention_mask=None, cache=None)
+    spec = from_hf({**theirs.to_dict(), "architectures": None})
+    assert attn(spec).window == window
+    ours = Window(window)(torch.ones(1, 6, 6, dtype=torch.bool).tril())
+    assert torch.equal(ours[:, None], mask == 0)
+    assert ours[0].sum(-1).tolist() == [min(i + 1, window) for i in range(6)]
 
 
 def test_a_mistral_slides_throughout_or_nowhere() -> None:
