@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -102,7 +102,8 @@ def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor
     """The inverse of `forward`.
 
     A stack is kept while its parts are read one after another, in the order given here, and let go
-    with the last of them. A fused tensor is assembled when it is read.
+    with the last of them. A fused tensor is assembled when it is read, and the stacks that its
+    parts are in are kept alike.
     """
     table = moves(rows)
     prove([(m.here, m.shape_here) for m in table], here, where)
@@ -115,13 +116,14 @@ def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor
     if mixed:
         raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
     held: dict[str, np.ndarray] = {}
+    apart: dict[str, dict[str, np.ndarray]] = defaultdict(dict)  # several stacks are read in turns
     out: dict[str, Tensor] = {}
     for move in table:
         for i, name in enumerate(move.there):
             if move.take is None:
                 out[name] = _part(move, i, here, held)
             elif name not in out:
-                out[name] = _whole(name, fused[name], here, held)
+                out[name] = _whole(name, fused[name], here, apart)
     return out
 
 
@@ -272,7 +274,7 @@ def _whole(name: str, parts: Sequence[Move], here: Tensors, held: dict[str, np.n
     def read() -> np.ndarray:
         out = np.empty(shape, dtype)
         for move in parts:
-            move.put(_slot(move, move.there.index(name), here, held), out)
+            move.put(_slot(move, move.there.index(name), here, held[move.here]), out)
         return out
 
     return Tensor(shape, dtype, read)

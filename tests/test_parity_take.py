@@ -216,6 +216,26 @@ def test_a_fused_tensor_is_read_once_for_all_of_its_parts() -> None:
     assert reads == ["0.qkv", "1.qkv"]
 
 
+def test_the_stacks_of_a_fused_tensors_parts_are_read_once() -> None:
+    """Layer by layer, though q, k and v are three stacks."""
+    reads: list[str] = []
+
+    def lazy(name: str, x: np.ndarray) -> Tensor:
+        def read() -> np.ndarray:
+            reads.append(name)
+            return x
+
+        return Tensor(x.shape, x.dtype, read)
+
+    rows = [row.within("", "{l}.", {"l": range(3)}) for row in grouped(4, 2, 1, 1)]
+    there = {f"{i}.qkv": np.arange(8).reshape(8, 1) + 10 * i for i in range(3)}
+    stacks = values(forward(rows, tensors(**there), "x"))
+    back = backward(rows, {name: lazy(name, x) for name, x in stacks.items()}, "x")
+    for name, tensor in back.items():
+        np.testing.assert_array_equal(tensor.read(), there[name])
+    assert sorted(reads) == ["k", "q", "v"]
+
+
 def cut(*takes: tuple[int, int], **more: Any) -> list[Row]:
     sizes = {"j": 4, "d": 2, **more.pop("sizes", {})}
     return [
