@@ -267,8 +267,10 @@ def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Ten
     return Tensor(move.shape_there, here[move.here].dtype, read, slices if cheap else None)
 
 
-def _whole(name: str, parts: Sequence[Move], here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
-    """A fused tensor there, assembled from its parts here."""
+def _whole(
+    name: str, parts: Sequence[Move], here: Tensors, held: Mapping[str, dict[str, np.ndarray]]
+) -> Tensor:
+    """A fused tensor there, assembled from its parts here; `held` keeps the stack of each."""
     shape, dtype = parts[0].shape_there, here[parts[0].here].dtype
 
     def read() -> np.ndarray:
