@@ -69,11 +69,19 @@ def finite(logits: jax.Array) -> jax.Array:
     return jnp.isfinite(logits).all()
 
 
-def pick(logits: jax.Array, key: jax.Array, temperature: float, top_k: int | None) -> jax.Array:
+def pick(
+    logits: jax.Array,
+    key: jax.Array,
+    temperature: float,
+    top_k: int | None,
+    vocab: int | None = None,
+) -> jax.Array:
     """The next id of each row, from logits (b v). Temperature 0 is argmax.
 
-    top_k keeps every score at or above the k-th, so ties may admit more than k.
+    top_k keeps every score at or above the k-th, so ties may admit more than k. Ids from `vocab` on
+    are not there.
     """
+    logits = logits[:, :vocab]
     if temperature == 0:
         return jnp.argmax(logits, axis=-1)
     scores = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -93,25 +101,29 @@ def generate(
     top_k: int | None = None,
     eos: int | Sequence[int] | None = None,
     seed: int = 0,
+    vocab: int | None = None,
     each: Callable[[np.ndarray], None] = lambda ids: None,
 ) -> Int[np.ndarray, "b s"]:
     """The prompt ids (b t) with up to `new_tokens` more.
 
     A row is finished at the first eos it *generates* (several ids may end a row; an eos in the
     prompt ends nothing) and is then filled with that eos while other rows go on. It stops when
-    every row is finished, at max_len, or after `new_tokens`. `each` is called with every new
-    column of ids (b), for those who print as they go. ValueError on arguments out of range, and
-    when logits come out that are no numbers.
+    every row is finished, at max_len, or after `new_tokens`. `vocab` is for a tokenizer smaller
+    than the table: the rows from there on are padding, and never chosen. `each` is called with
+    every new column of ids (b), for those who print as they go. ValueError on arguments out of
+    range, and when logits come out that are no numbers.
     """
     ids = np.asarray(check_ids(ids, model.spec))
     ids = ids.astype(np.promote_types(ids.dtype, np.int32))  # it may be too narrow for ids to come
     ends = check_sampling(model.spec, new_tokens, temperature, top_k, eos)
+    if vocab is not None and not (top_k or 1) <= vocab <= model.spec.vocab:
+        raise ValueError(f"vocab must be in {top_k or 1} ... {model.spec.vocab}, got {vocab}")
     new_tokens = min(new_tokens, model.spec.max_len - ids.shape[1])
     if new_tokens == 0:
         return ids
     b, t = ids.shape
     key = jax.random.key(seed)
-    choose = jax.jit(pick, static_argnums=(2, 3))
+    choose = jax.jit(pick, static_argnums=(2, 3, 4))
     # A cache in steps of 128 slots: prompts of nearby lengths share one compiled step.
     slots = min(-(-(t + new_tokens) // 128) * 128, model.spec.max_len)
     read = reader(model, b, slots)
@@ -121,7 +133,7 @@ def generate(
     for i in range(new_tokens):
         if not finite(logits):
             raise ValueError(f"the logits after token {t + i} are not finite: look at the weights")
-        new = np.asarray(choose(logits, jax.random.fold_in(key, i), temperature, top_k))
+        new = np.asarray(choose(logits, jax.random.fold_in(key, i), temperature, top_k, vocab))
         last = np.where(done, last, new).astype(ids.dtype)
         done |= np.isin(last, ends)
         columns.append(last[:, None])

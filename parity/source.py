@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import PRESETS, BadInput, Model, nearest, preset
+from configs.shrink import shrunk
 from parity import dialects, files, float8, readers, settle, table, token_ids, tokenizer
 from parity.dialects import HF_CONFIG, decoder_config
 from parity.table import Row
@@ -115,7 +116,7 @@ def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
     supported, and on tensors that are not the spec's.
     """
     name = os.fspath(src)
-    if name.startswith("random:") or (name in PRESETS and name not in PACKAGES):
+    if name.startswith(("random:", "tiny:")) or (name in PRESETS and name not in PACKAGES):
         return _opened(name, seed)
     try:
         return _opened(name, seed)
@@ -128,6 +129,8 @@ def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
 def _opened(name: str, seed: int) -> Source:
     if name.startswith("random:"):
         return _preset(name, preset(name.removeprefix("random:")), seed)
+    if name.startswith("tiny:"):
+        return _preset(name, shrunk(preset(name.removeprefix("tiny:"))), seed)
     taken = name in PACKAGES or name in PRESETS
     hint = f"a file {name!r} is here too and is not read; write ./{name} for it"
     notes = (hint,) if taken and Path(name).exists() else ()

@@ -42,6 +42,10 @@ def continuation(
         raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
     else:
         start = tokenizer.encode(prompt).ids
+        bos = source.ids.get("bos_token_id")
+        if bos is not None and start[:2] == [bos, bos]:  # the prompt has it, and so the tokenizer
+            progress("note: the prompt begins with the first token itself; it is given once")
+            start = start[1:]
     if not start:
         raise BadInput("the prompt is empty: give at least one token to continue")
     with jax.enable_x64(dtype == "float64"):
@@ -57,6 +61,7 @@ def continuation(
                 top_k=top_k,
                 eos=source.eos if stop else None,
                 seed=seed,
+                vocab=known(tokenizer, source.spec.vocab),
             )
         except ValueError as error:
             raise BadInput(str(error)) from None
@@ -68,6 +73,14 @@ def continuation(
     else:
         text = tokenizer.decode([*start, *new], skip_special_tokens=False)
     return {"source": source.name, "prompt_ids": start, "new_ids": new, "text": text}
+
+
+def known(tokenizer: Any, vocab: int) -> int | None:
+    """How many ids the tokenizer can read back, where the embedding has more rows than that."""
+    if tokenizer is None:
+        return None
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return size if 0 < size < vocab else None
 
 
 def numbers(text: str) -> list[int]:

@@ -283,3 +283,24 @@ def test_mirrors_generate_alike(layout: str, x64: None) -> None:
     np.testing.assert_array_equal(
         jaxmodel.generate(kit.jax_model(model, layout), ids, 100), expected.numpy()
     )
+
+
+def test_rows_that_pad_the_embedding_are_never_chosen() -> None:
+    """A tokenizer of 8 for a table of 13, whose spare rows shout (case 94)."""
+    sizes = {"vocab": 13, "d": 8, "layers": 1, "heads": 2, "kv": 1, "hidden": 8, "max_len": 16}
+    spec = llama(**sizes, base=100.0, pairs="half", eps=1e-6, tied=False)
+    model = kit.torch_model(spec)
+    with torch.no_grad():
+        model.head.weight[8:] *= 1e3
+    here = kit.jax_model(model.float())
+    prompt = np.array([[1, 2, 3]])
+    loud = jaxmodel.generate(here, prompt, 8)
+    assert (loud[:, 3:] >= 8).any()
+    quiet = jaxmodel.generate(here, prompt, 8, vocab=8)
+    assert (quiet < 8).all()
+    there = torchref.generate(model, torch.from_numpy(prompt), 8, vocab=8).numpy()
+    np.testing.assert_array_equal(quiet, there)
+    sampled = jaxmodel.generate(here, prompt, 8, vocab=8, temperature=1.0)
+    assert (sampled < 8).all()
+    with pytest.raises(ValueError, match=r"vocab must be in 1 \.\.\. 13, got 14"):
+        jaxmodel.generate(here, prompt, 8, vocab=14)

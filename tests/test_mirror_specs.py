@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import hypothesis
@@ -33,9 +34,10 @@ from configs import (
     Yarn,
     budget,
 )
+from configs.shrink import shrunk
 from configs.spec import from_json, to_json
 from parity import table
-from parity.tensors import Tensor, backward
+from parity.tensors import Tensor, backward, forward, shapes_there
 from parity.terms import Watch, relative
 from tests import kit
 
@@ -214,6 +216,33 @@ def test_any_spec(spec: Model, layout: str, seed: int) -> None:
 @hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.generate])
 def test_many_specs(spec: Model, layout: str, seed: int) -> None:
     agree(spec, layout, seed)
+
+
+@hypothesis.given(spec=models())
+@hypothesis.settings(max_examples=30)
+def test_a_spec_shrinks_and_its_weights_go_both_ways(spec: Model) -> None:
+    """Through either layout of the table and back, bit for bit; and no decision is lost."""
+    small = shrunk(spec)
+    for there, here in ((a, b) for a, b in zip(spec.runs, small.runs, strict=True)):
+        kinds = [decisions(block) for block in there.blocks]
+        assert kinds == [decisions(block) for block in here.blocks]
+    assert shrunk(small) == small
+    rng = np.random.default_rng(0)
+    named = shapes_there(table.rows(small, "unroll"))
+    weights = {name: Tensor.of(rng.normal(size=shape)) for name, shape in named}
+    for layout in ("scan", "unroll"):
+        rows = table.rows(small, layout)
+        back = backward(rows, forward(rows, weights, "here"), "there")
+        assert back.keys() == weights.keys()
+        assert all(np.array_equal(back[n].read(), weights[n].read()) for n in weights)
+
+
+def decisions(spec: Any) -> Any:
+    """A spec without its numbers: what is there, and of which kind."""
+    if not dataclasses.is_dataclass(spec):
+        return type(spec).__name__ if isinstance(spec, int | float | tuple) else spec
+    parts = {f.name: decisions(getattr(spec, f.name)) for f in dataclasses.fields(spec)}
+    return type(spec).__name__, parts
 
 
 @hypothesis.given(spec=models())

@@ -30,6 +30,7 @@ from configs import (
     Yarn,
 )
 from configs.llama import llama
+from configs.shrink import shrunk
 from parity import bridge, judge
 from tests.kit import torch_model
 
@@ -52,25 +53,6 @@ AXES = [
     for value in cell.split(",")
     if value.strip() not in ("", "-")
 ]
-
-
-def small(model: Model) -> Model:
-    """The same decisions at a size that a test can afford."""
-
-    def shrunk(block):  # type: ignore[no-untyped-def]
-        attn, ffn = block.attn, block.ffn
-        kv = max(1, attn.kv * 4 // attn.heads)
-        rope = attn.rope
-        if rope is not None and hasattr(rope.scaling, "original"):  # the input must pass it
-            rope = replace(rope, scaling=replace(rope.scaling, original=16))
-        window = None if attn.window is None else 8
-        sizes = {"heads": 4, "kv": kv if 4 % kv == 0 else 2, "width": 6, "window": window}
-        return replace(block, attn=replace(attn, rope=rope, **sizes), ffn=replace(ffn, hidden=20))
-
-    runs = tuple(
-        Run(blocks=tuple(map(shrunk, run.blocks)), times=min(run.times, 2)) for run in model.runs
-    )
-    return replace(model, d=12, vocab=37, max_len=40, runs=runs)
 
 
 @functools.cache
@@ -102,7 +84,7 @@ def presets(*states: str) -> list:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("name", presets("proven"))
 def test_proven_model_is_proven(name: str) -> None:
-    assert proven(small(PRESETS[name]))
+    assert proven(shrunk(PRESETS[name]))
 
 
 @pytest.mark.parametrize("name", presets("trains", "proven"))
@@ -113,7 +95,7 @@ def test_training_model_trains(name: str) -> None:
     import jaxmodel
     from train import loss as losses
 
-    model = jaxmodel.Decoder(small(PRESETS[name]), rngs=nnx.Rngs(0))
+    model = jaxmodel.Decoder(shrunk(PRESETS[name]), rngs=nnx.Rngs(0))
     ids = np.random.default_rng(0).integers(0, 37, (2, 20))
 
     @jax.jit
@@ -160,7 +142,7 @@ SANDWICH = block(
 NORMS = block(pre_attn=LN(eps=1e-5), pre_ffn=RMS(eps=1e-5, offset=True, cast="after"))
 OUTPUT_ONLY = block(pre_attn=None, pre_ffn=None, post_attn=RMS1, post_ffn=RMS1)
 GPT2, GEMMA2, GEMMA3, ORIGINAL, BLOOM = (
-    small(PRESETS[name])
+    shrunk(PRESETS[name])
     for name in ("gpt2", "gemma2-2b", "gemma3-1b", "transformer-2017", "bloom-style")
 )
 SCALINGS = (

@@ -200,6 +200,7 @@ def generate(
     top_k: int | None = None,
     eos: int | Sequence[int] | None = None,
     seed: int = 0,
+    vocab: int | None = None,
 ) -> Int[Tensor, "b s"]:
     """The prompt ids (b t) with up to `new_tokens` more, recomputed whole for every token.
 
@@ -222,7 +223,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool)
     for _ in range(min(new_tokens, model.spec.max_len - ids.shape[1])):
-        logits = model(ids)[:, -1]
+        logits = model(ids)[:, -1, :vocab]
         if temperature == 0:
             new = logits.argmax(dim=-1)
         else:
