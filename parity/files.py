@@ -86,10 +86,7 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
         )
 
     def tensor(name: str) -> Tensor:
-        """Read from the file itself: the library maps all of it, which counts as memory in use,
-
-        and has no float8 for NumPy.
-        """
+        """Read from the file itself: the library maps all of it, and has no float8 for NumPy."""
         shape, dtype = shapes[name], known[dtypes[name]]
         start, stop = (8 + length + at for at in entries[name]["data_offsets"])
 
