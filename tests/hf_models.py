@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,12 @@ def config(kind: str, variant: str = "plain", **changes: Any) -> Any:
     """transformers' own config."""
     name, variants = VARIANTS[kind]
     return getattr(transformers, name)(**{**variants[variant], **changes})
+
+
+def json_config(kind: str, variant: str = "plain", **changes: Any) -> dict[str, Any]:
+    """The same as JSON, every key written out; ... removes one."""
+    theirs = {**config(kind, variant).to_dict(), "architectures": None, **changes}
+    return json.loads(json.dumps({k: v for k, v in theirs.items() if v is not ...}))
 
 
 def model(kind: str, variant: str = "plain", seed: int = 0, **changes: Any) -> Any:

@@ -11,23 +11,18 @@ import transformers
 from transformers.activations import ACT2FN
 
 from configs import BadInput, Model, preset
-from configs.spec import GQA, Run
+from configs.spec import GQA
 from parity.dialects import FAMILIES, from_hf, to_hf
 from parity.dialects.hf import differences
 from parity.dialects.hf_keys import runs
 from tests import hf_models
+from tests.hf_models import json_config as config
 from tests.hf_published import PUBLISHED
 from torchref.ffn import ACTIVATIONS
 
 
 def attn(spec: Model, layer: int = 0) -> GQA:
     return spec.layers[layer].attn
-
-
-def config(kind: str, variant: str = "plain", **changes: Any) -> dict[str, Any]:
-    """transformers' own, as JSON; ... removes a key."""
-    theirs = {**hf_models.config(kind, variant).to_dict(), "architectures": None, **changes}
-    return json.loads(json.dumps({k: v for k, v in theirs.items() if v is not ...}))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -94,6 +89,28 @@ def test_a_family_that_is_not_there_is_refused_by_name(kind: str) -> None:
         from_hf({"model_type": kind, "rope_parameters": {"rope_type": "default"}})
 
 
+ODD = [None, 0, -1, 1, 1.5, "x", "default", [], {}, True, [1], {"a": 1}, 10**30, float("nan")]
+ODD += [{"rope_type": None}, {"full_attention": 3}, {"rope_type": "yarn"}]
+
+
+@pytest.mark.parametrize(("kind", "variant"), hf_models.CASES)
+def test_an_odd_value_of_any_key_is_read_or_refused(kind: str, variant: str) -> None:
+    """And nothing else happens: whatever is refused is told, as a BadInput."""
+    whole = config(kind, variant)
+    legacy = ["rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"]
+    legacy += ["n_ctx", "n_embed", "text_config", "hidden_activation", "torch_dtype"]
+    inner = whole.get("rope_parameters") or {}
+    tries = [{**whole, key: odd} for key in [*whole, *legacy] for odd in ODD]
+    tries += [{**whole, "rope_parameters": {**inner, key: odd}} for key in inner for odd in ODD]
+    refused = 0
+    for one in tries:
+        try:
+            assert isinstance(from_hf(one), Model)
+        except BadInput:
+            refused += 1
+    assert len(tries) / 4 < refused < len(tries)
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_size_or_an_eps_is_never_guessed(kind: str) -> None:
     """Cases 1 and 64: what the class would supply is another model's."""
@@ -130,114 +147,6 @@ def test_an_absent_word_on_tying_is_the_classs_own_and_is_told(kind: str) -> Non
     spec = from_hf(config(kind, tie_word_embeddings=...), notes=notes)
     assert spec.tied == getattr(transformers, hf_models.VARIANTS[kind][0])().tie_word_embeddings
     assert f"{FAMILIES[kind].architecture}'s are{'' if spec.tied else ' not'}" in notes[0]
-
-
-# --- the layers
-
-
-def letters(layers: str) -> list[Any]:
-    """A layer for each letter, l with a window."""
-    blocks = {"l": preset("gemma3-tiny").layers[0], "g": preset("gemma3-tiny").layers[5]}
-    return [blocks[letter] for letter in layers]
-
-
-@pytest.mark.parametrize(
-    ("layers", "wanted"),
-    [
-        ("lllll", [(1, 5)]),
-        ("lllllg" * 4 + "ll", [(6, 4), (1, 2)]),
-        ("lllllgl", [(6, 1), (1, 1)]),
-        ("lg" * 3, [(2, 3)]),
-        ("lgl", [(2, 1), (1, 1)]),
-        ("ggll", [(1, 2), (1, 2)]),
-        ("gl", [(1, 1), (1, 1)]),
-        ("g", [(1, 1)]),
-    ],
-)
-def test_layers_are_written_as_the_smallest_pattern(
-    layers: str, wanted: list[tuple[int, int]]
-) -> None:
-    found = runs(letters(layers))
-    assert [(len(run.blocks), run.times) for run in found] == wanted
-    flat = [block for run in found for block in run.blocks * run.times]
-    assert flat == letters(layers)
-    assert all(isinstance(run, Run) for run in found)
-
-
-def seen(config: dict[str, Any]) -> list[int | None]:
-    return [block.attn.window for block in from_hf(config).layers]
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_which_layers_slide(kind: str) -> None:
-    """Case 8: from number max_window_layers on, where use_sliding_window is true."""
-    four = {"num_hidden_layers": 4, "sliding_window": 8, "max_window_layers": 2}
-    four |= {"use_sliding_window": True, "layer_types": ...}
-    assert seen(config(kind, **four)) == [None, None, 8, 8]
-    assert seen(config(kind, **{**four, "max_window_layers": 0})) == [8] * 4
-    assert seen(config(kind, **{**four, "max_window_layers": 4})) == [None] * 4
-    assert seen(config(kind, **{**four, "use_sliding_window": False})) == [None] * 4
-    assert seen(config(kind, **{**four, "use_sliding_window": ...})) == [None] * 4
-    assert seen(config(kind, **{**four, "sliding_window": None})) == [None] * 4
-    for gone in ("max_window_layers", "sliding_window"):
-        with pytest.raises(BadInput, match=f"{gone}: missing, and never guessed"):
-            from_hf(config(kind, **{**four, gone: ...}))
-    types = ["sliding_attention", "full_attention"] * 2
-    assert seen(config(kind, **{**four, "layer_types": types})) == [8, None, 8, None]
-    with pytest.raises(BadInput, match="layers slide and there is no window"):
-        from_hf(config(kind, **{**four, "layer_types": types, "use_sliding_window": False}))
-    with pytest.raises(BadInput, match="layer_types: 4 words for 3 layers"):
-        from_hf(config(kind, **{**four, "layer_types": types, "num_hidden_layers": 3}))
-    with pytest.raises(BadInput, match="layer_types: must be a list of"):
-        from_hf(config(kind, **{**four, "layer_types": ["chunked_attention"] * 4}))
-    theirs = getattr(transformers, hf_models.VARIANTS[kind][0])(
-        num_hidden_layers=4, use_sliding_window=True, sliding_window=8, max_window_layers=2
-    )
-    assert theirs.layer_types == ["full_attention"] * 2 + ["sliding_attention"] * 2
-
-
-def test_which_layers_of_a_gemma_slide() -> None:
-    """Every other one, the first among them; or five of six; or as layer_types says."""
-    assert seen(config("gemma2", layer_types=...)) == [17, None, 17]
-    types = ["full_attention", "full_attention", "sliding_attention"]
-    assert seen(config("gemma2", layer_types=types)) == [None, None, 17]
-    seven = [*[17] * 5, None, 17]
-    assert seen(config("gemma3_text", layer_types=..., sliding_window_pattern=6)) == seven
-    assert seen(config("gemma3_text", sliding_window_pattern=6)) == seven
-    assert seen(config("gemma3_text", layer_types=..., sliding_window_pattern=7)) == [17] * 6 + [
-        None
-    ]
-    with pytest.raises(BadInput, match="layer_types has other layers slide"):
-        from_hf(config("gemma3_text", sliding_window_pattern=2))
-    with pytest.raises(BadInput, match="use_bidirectional_attention: true is not supported"):
-        from_hf(config("gemma3_text", use_bidirectional_attention=True))
-    with pytest.raises(BadInput, match=r"attn_logit_softcapping: 50.0 is not supported, only null"):
-        from_hf(config("gemma3_text", attn_logit_softcapping=50.0))
-
-
-@pytest.mark.parametrize("window", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["mistral", "gemma2"])
-def test_a_window_counts_the_token_itself(kind: str, window: int) -> None:
-    """Case 69, against transformers' own mask."""
-    from transformers.masking_utils import create_sliding_window_causal_mask
-
-    from torchref.attention import Window
-
-    theirs = hf_models.config(kind, sliding_window=window, attn_implementation="eager")
-    x = torch.zeros(1, 6, 1)
-    mask = create_sliding_window_causal_mask(theirs, x, attention_mask=None, cache=None)
-    spec = from_hf({**theirs.to_dict(), "architectures": None})
-    assert attn(spec).window == window
-    ours = Window(window)(torch.ones(1, 6, 6, dtype=torch.bool).tril())
-    assert torch.equal(ours[:, None], mask == 0)
-    assert ours[0].sum(-1).tolist() == [min(i + 1, window) for i in range(6)]
-
-
-def test_a_mistral_slides_throughout_or_nowhere() -> None:
-    assert seen(config("mistral")) == [17] * 3
-    assert seen(config("mistral", sliding_window=None)) == [None] * 3
-    with pytest.raises(BadInput, match="layer_types"):
-        from_hf(config("mistral", layer_types=["sliding_attention"] * 3))
 
 
 # --- scales, caps, biases, norms

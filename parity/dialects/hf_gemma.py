@@ -103,7 +103,7 @@ def _second_word(fields: Fields, key: str, act: str | None, words: Mapping[str, 
     """A second key for the activation, which the class does not read: it must agree."""
     fields.taken.add(key)
     said = fields.given.get(key)
-    if said is not None and words.get(said, said) != act:
+    if said is not None and (not isinstance(said, str) or words.get(said) != act):
         fields.problems.append(f"{key}: {said!r} is another activation than the one that is read")
 
 

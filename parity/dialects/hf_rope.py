@@ -199,6 +199,8 @@ def _longrope(fields: Fields, length: int | None) -> LongRope | None:
     original = fields.whole(ORIGINAL, absent=length)
     factor = fields.number("factor", absent=None)
     given = fields.number("attention_factor", absent=None)
+    if original == 1 and given is None:
+        fields.problems.append(f"{ORIGINAL}: 1 gives no attention_factor")
     if fields.problems or length is None:
         return None
     if given is None:
