@@ -21,6 +21,7 @@ from parity.dialects import (
     of_model_type,
     to_hf,
 )
+from parity.dialects.hf import differences
 from parity.tensors import moves
 from tests.folders import CONFIG, hf_model
 from tests.folders import from_config as read
@@ -235,25 +236,40 @@ def test_the_real_smollm2_config_is_its_preset() -> None:
 # --- what is written
 
 
-PLAIN_LLAMAS = ("reference", "smollm2", "llama-7b", "llama2-")
+NO_FAMILY = ("grok", "transformer")  # presets that no class of transformers computes
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(PRESETS) if n.startswith(PLAIN_LLAMAS)])
+@pytest.mark.parametrize("name", [n for n in sorted(PRESETS) if not n.startswith(NO_FAMILY)])
 def test_a_written_config_reads_back_in_both_versions(name: str) -> None:
     """Case 2: an old reader finds the old keys, transformers 5 the new ones, and they are equal."""
     spec = preset(name)
     config = json.loads(json.dumps(to_hf(spec, "bfloat16")))
     old = {k: v for k, v in config.items() if k != "rope_parameters"}
     new = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
-    assert old["rope_scaling"] is None
     back = [from_hf(c) for c in (config, old, new)]
     assert back[0] == back[1] == back[2]
     half = json.loads(json.dumps(to_json(spec)).replace("adjacent", "half"))
     assert back[0] == from_json(half, "the test")
-    theirs = transformers.LlamaConfig.from_dict(config)
-    assert theirs.rope_parameters["rope_theta"] == attn(spec).rope.base
-    assert theirs.head_dim == attn(spec).width
+    theirs = transformers.AutoConfig.for_model(**config)
+    assert not differences(from_hf(theirs.to_dict()), spec)
     assert str(theirs.dtype) == "torch.bfloat16"
+    rope = attn(spec).rope
+    if rope is not None and config["model_type"] != "gemma3_text":
+        assert theirs.rope_parameters["rope_theta"] == rope.base
+        assert (old["rope_scaling"] is None) == (rope.scaling is None)
+        assert theirs.rope_parameters["rope_type"] == (rope.scaling or Default).kind
+
+
+class Default:
+    """What transformers calls no scaling."""
+
+    kind = "default"
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(PRESETS) if n.startswith(NO_FAMILY)])
+def test_a_preset_of_no_family_is_not_written(name: str) -> None:
+    with pytest.raises(BadInput, match=r"a Hugging Face .*, and this model "):
+        to_hf(preset(name))
 
 
 def test_token_ids_are_written_as_given() -> None:
