@@ -426,4 +426,9 @@ add(
     ),
     layered=False,
 )
-add("cache-mask", "empty slots seen", edit=calling("Attention", seeing(_all_slots)))
+add(
+    "cache-mask",
+    "empty slots seen",
+    edit=calling("Attention", seeing(_all_slots)),
+    layered=False,
+)
