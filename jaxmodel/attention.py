@@ -48,7 +48,8 @@ class Window(nnx.Module):
         self.size = size
 
     def __call__(self, seen: Seen) -> Bool[Array, "b t s"]:
-        return seen.mask & (ago(*seen.mask.shape[1:], seen.offset) < self.size)
+        _, time, slots = seen.mask.shape
+        return seen.mask & (ago(time, slots, seen.offset) < self.size)
 
 
 class NoWindow(nnx.Module):
@@ -96,7 +97,7 @@ class Attention(nnx.Module):
         q = self.q_norm(self.q_bias(times(x, used(self.q))))
         k = self.k_norm(self.k_bias(times(x, used(self.k))))
         v = self.v_bias(times(x, used(self.v)))
-        q, k, v = (constrain(*x) for x in ((q, "b t n h"), (k, "b t k h"), (v, "b t k h")))
+        q, k, v = constrain(q, "b t n h"), constrain(k, "b t k h"), constrain(v, "b t k h")
         q = probe(self.rotate(q, seen.positions, seen.longest), "attn/q")
         k = probe(self.rotate(k, seen.positions, seen.longest), "attn/k")
         k, v, kv = extend(kv, k, probe(v, "attn/v"), seen.offset)

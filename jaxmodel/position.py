@@ -179,7 +179,8 @@ class DynamicRotary(Rotary):
 
     def __init__(self, spec: Rope, width: int):
         super().__init__(spec, width)
-        self.factor, self.original = spec.scaling.factor, spec.scaling.original
+        scaling: Any = spec.scaling
+        self.factor, self.original = scaling.factor, scaling.original
 
     def frequencies(self, longest: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
         beyond = jnp.maximum(longest - self.original, 0).astype(wide)
@@ -193,8 +194,9 @@ class LongRotary(Rotary):
 
     def __init__(self, spec: Rope, width: int):
         super().__init__(spec, width)
-        self.original = spec.scaling.original
-        short, long = np.array(spec.scaling.short), np.array(spec.scaling.long)
+        scaling: Any = spec.scaling
+        self.original = scaling.original
+        short, long = np.array(scaling.short), np.array(scaling.long)
         self.late = tuple(np.array(self.frequency) * short / long)
 
     def frequencies(self, longest: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
@@ -209,7 +211,7 @@ GROWING = {DynamicNTK: DynamicRotary, LongRope: LongRotary}
 
 def steady(ropes: Iterable[Rope | None]) -> int:
     """The length up to which no frequency depends on the length."""
-    scalings = [rope.scaling for rope in ropes if rope is not None]
+    scalings: list[Any] = [rope.scaling for rope in ropes if rope is not None]
     return min((x.original for x in scalings if type(x) in GROWING), default=2**31)
 
 
@@ -229,7 +231,7 @@ def rotary(spec: Rope, width: int) -> Rotary:
     return GROWING.get(type(spec.scaling), Rotary)(spec, width)
 
 
-ROTARIES = {Rope: rotary, type(None): NoRotary}
+ROTARIES: dict[type, Callable[..., Any]] = {Rope: rotary, type(None): NoRotary}
 
 # ---- added to the scores ------------------------------------------------------------------------
 

@@ -50,12 +50,12 @@ def checks(
         got = _loaded(copy, given)
     new = sorted(set(got.odd) - set(want.odd))
     yield _counted("keys missing or not used", new)
-    odd = [n for n in want.tensors | got.tensors if want.tensors.get(n) != got.tensors.get(n)]
+    odd = [n for n in {**want.tensors, **got.tensors} if want.tensors.get(n) != got.tensors.get(n)]
     yield _counted("tensors that differ", sorted(odd))
     same = want.logits.shape == got.logits.shape and want.logits.tobytes() == got.logits.tobytes()
     bits = np.ones(1) if want.logits.shape != got.logits.shape else want.logits != got.logits
     yield Check(_name("logits that differ", []), "as stored", 0.0 if same else float(bits.sum()), 0)
-    fields = [k for k in want.config | got.config if want.config.get(k) != got.config.get(k)]
+    fields = [k for k in {**want.config, **got.config} if want.config.get(k) != got.config.get(k)]
     yield _counted("fields of the config that differ", sorted(fields))
 
 
@@ -71,9 +71,10 @@ def _loaded(folder: Path, given: Inputs) -> Loaded:
     import torch
     import transformers
 
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", attn_implementation="eager", output_loading_info=True
     )
+    model, info = loaded
     with torch.no_grad():
         logits = model(torch.from_numpy(given.ids), use_cache=False).logits
     config = {k: v for k, v in model.config.to_dict().items() if k not in PLACE}

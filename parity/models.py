@@ -56,7 +56,8 @@ def shapes() -> dict[str, Model]:
     block = Block(pre_attn=norm, attn=attn, post_attn=norm, pre_ffn=norm, ffn=ffn, post_ffn=norm)
     sandwich = replace(base, runs=(Run(blocks=(block,), times=2),), tied=False)
     layer = LN(eps=1e-3)
-    block = replace(base.layers[0], pre_attn=layer, pre_ffn=RMS(eps=1e-3, offset=True))
+    first: Any = base.layers[0]
+    block = replace(first, pre_attn=layer, pre_ffn=RMS(eps=1e-3, offset=True))
     mixed = replace(base, runs=(Run(blocks=(block,), times=2),), norm=layer)
     return {
         "pre-norm": base,
@@ -87,7 +88,12 @@ def gpt(base: Model) -> Model:
     ffn = Mlp(hidden=24, act="gelu_tanh", bias=True)
     block = Block(pre_attn=norm, attn=attn, pre_ffn=norm, ffn=ffn)
     runs = (Run(blocks=(block,), times=2),)
-    more = {"position": Learned(), "embed_scale": 3.0, "embed_norm": norm, "cap": 5.0}
+    more: dict[str, Any] = {
+        "position": Learned(),
+        "embed_scale": 3.0,
+        "embed_norm": norm,
+        "cap": 5.0,
+    }
     return replace(base, runs=runs, norm=norm, **more)
 
 
@@ -119,7 +125,7 @@ def weights(spec: Model, seed: int) -> dict[str, Tensor]:
 
 def offsets(spec: Model) -> set[str]:
     """The scales that are 1 + w: drawn around two, they would double rounding in every layer."""
-    found = {}
+    found: dict[str, Any] = {}
     for i, b in enumerate(spec.layers):
         norms = {slot: getattr(b, slot) for slot in table.SLOTS[type(b)] if slot not in PLAIN}
         if b.attn.qk_norm is not None:
