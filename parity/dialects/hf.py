@@ -119,7 +119,8 @@ def to_hf(
     if original is not None:
         kept, odd = _kept(spec, original)
         if kept is not None:
-            known = {key: ids[key] for key in TOKEN_IDS if key in ids}
+            # An id that is none of the vocabulary is not used here, and stands there all the same.
+            known = {key: ids[key] for key in TOKEN_IDS if ids.get(key) is not None}
             return {**in_both_spellings(kept), "torch_dtype": dtype, "dtype": dtype, **known}
         if notes is not None:
             notes.append(f"the config.json that this model came with is not kept: {odd}")
