@@ -41,6 +41,7 @@ def check(src: str | os.PathLike[str], **how: Any) -> Report:
     - `tokens` (--tokens): length of the two input rows; 300
     - `layout` (--layout): "scan", layers stacked, or "unroll", one by one
     - `use_witness` (--witness): whether transformers takes part, where it has the model; True
+    - `export` (--export): export a Hugging Face folder again, for transformers to compare; False
     - `against` (--against): a source that the JAX side is built from instead of `src`
     - `look` (--probes): judge every part alone too, in every dtype; False
     - `keep` (--replay): a new folder for what fails, with scripts that run it alone

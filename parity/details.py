@@ -15,7 +15,7 @@ LOGITS = "b t v"
 WORDS = {
     "b": "sequence", "t": "token", "s": "key token", "d": "channel", "n": "head",
     "k": "key/value head", "h": "head channel", "f": "hidden channel", "e": "expert",
-    "v": "vocabulary entry", "l": "layer",
+    "v": "vocabulary entry", "l": "layer", "m": "position", "r": "bucket of distances",
 }  # fmt: skip
 FAR = 100.0  # how many times smaller an explanation must make the error
 # What sorted values may be off and still be the same: those of a wrong but random tensor come as

@@ -45,6 +45,7 @@ def test_what_was_not_caught_is_not_passed() -> None:
     assert not killtable.passed({**good, "faults": [{"caught": False, "named": False}]})
 
 
+@pytest.mark.slow
 def test_faults_of_training_are_in_the_table() -> None:
     """Nesterov's momentum is no mistake known here: it is caught, and nothing else is named."""
     names = ["optimizer/eps", "optimizer/nesterov", "sharding/same-rows"]

@@ -18,7 +18,7 @@ import parity
 from configs import PRESETS
 from parity import budgets, curves, detailed, details, html, judge, junit, report, wording
 from parity.faults import FAULTS
-from parity.faults.making import calling
+from parity.faults.making import turning
 from parity.findings import Check, Report
 from parity.inputs import inputs
 from parity.killtable import TOKENS
@@ -72,7 +72,7 @@ def everywhere(found: Report, name: str, said: str) -> None:
 
 def answering(change: Callable[[Any], Any]) -> Wrong:
     """The rotation answers otherwise: what the queries and the keys come out of."""
-    return Wrong(edit=calling("Rotary", lambda rotate, self, x, p: change(rotate(x, p))))
+    return Wrong(edit=turning(lambda rotate, self, x, p: change(rotate(x, p))))
 
 
 def test_heads_in_another_order() -> None:

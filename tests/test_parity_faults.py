@@ -64,6 +64,7 @@ ONLY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONLY)
 def test_silent_fault_is_seen_where_it_is(name: str, weights: Mapping[str, Tensor]) -> None:
     assert set(failed(check(SPEC, weights, name))) == ONLY[name]

@@ -190,7 +190,9 @@ def run(model: Any, rows: list[Row], given: Inputs) -> Outcome:
     return Outcome(wide[0], wide[1], found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "qwen2" else pytest.mark.slow) for k in KINDS]
+)
 def test_a_file_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
     """Logits, losses and every gradient of the model that it was made of, within the budget."""
     model = lively(kind)

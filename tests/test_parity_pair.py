@@ -18,6 +18,7 @@ import parity
 from configs import BadInput
 from parity.table import Row
 
+pytestmark = pytest.mark.slow  # the guide runs for most of a minute
 GUIDE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 

@@ -105,12 +105,18 @@ def other_element() -> tuple[Model, Tensors]:
 @pytest.mark.parametrize(
     ("make", "part", "weight"),
     [
-        (other_base, "layers.0.attn.q", ["layers.0.attn.q.weight"]),
+        pytest.param(
+            other_base,
+            "layers.0.attn.q",
+            ["layers.0.attn.q.weight"],
+            marks=pytest.mark.slow,
+        ),
         (other_eps, "norm", ["norm.weight"]),
-        (
+        pytest.param(
             other_element,
             "layers.1.ffn",
             [f"layers.1.ffn.{w}.weight" for w in ("down", "gate", "up")],
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -237,6 +237,13 @@ def test_every_proven_value_has_an_example_and_no_other() -> None:
     assert {(axis, value) for axis, value, state in AXES if state == "proven"} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("at", EXAMPLES, ids="-".join)
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(at, marks=() if model in (LLAMA, GPT2, GEMMA3) else pytest.mark.slow)
+        for at, model in EXAMPLES.items()
+    ],
+    ids="-".join,
+)
 def test_proven_value_is_proven(at: tuple[str, str]) -> None:
     assert proven(EXAMPLES[at])
