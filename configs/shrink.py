@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from configs.spec import (
@@ -22,7 +23,7 @@ SCALED = (DynamicNTK, Llama3, LongRope, Yarn)
 
 
 def shrunk(
-    model: Model, *, d: int = 12, hidden: int = 20, vocab: int = 37, long: int = 40
+    model: Model, *, d: int = 24, hidden: int = 20, vocab: int = 37, long: int = 40
 ) -> Model:
     """A tiny model with every decision of that one, and lengths that `long` tokens can see.
 
@@ -37,7 +38,11 @@ def shrunk(
         )
         for run in model.runs
     )
-    return replace(model, d=d, vocab=vocab, max_len=long, runs=runs)
+    scale = model.embed_scale
+    scale = None if scale is None else scale * (d / model.d) ** 0.5  # sqrt(d) stays sqrt(d)
+    if scale is not None and math.isclose(scale, d**0.5, rel_tol=1e-12):
+        scale = d**0.5
+    return replace(model, d=d, vocab=vocab, max_len=long, runs=runs, embed_scale=scale)
 
 
 def _block(block: Block | PostBlock, hidden: int, long: int) -> Block | PostBlock:

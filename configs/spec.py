@@ -245,6 +245,8 @@ class GQA:
         if turned > self.width:
             raise ValueError(f"rope.width={turned} is more than the head's width={self.width}")
         scaling = self.rope.scaling
+        if isinstance(scaling, Yarn) and self.rope.base <= 1:
+            raise ValueError(f"rope.base={self.rope.base}: YaRN needs a base above 1")
         if isinstance(scaling, DynamicNTK) and turned == 2:
             raise ValueError("dynamic scaling needs a rotary width of 4 or more")
         if isinstance(scaling, LongRope):

@@ -32,7 +32,10 @@ class Witness:
     settings: settings.Snapshot = field(default_factory=dict)
 
     def __call__(self, given: Inputs) -> Outcome:
-        model = self.make()
+        try:
+            model = self.make()
+        except Exception as error:  # whatever its classes stumble over
+            raise refused(self.source.name, error) from None
         family = family_of(model.config.to_dict(), "transformers' config")
         # A LayerNorm's gradients in float32 are sums of torch's own that lose more than torchref's.
         narrow = getattr(model.config, "reorder_and_upcast_attn", False)  # refuses float64
@@ -56,6 +59,8 @@ def of(source: Source) -> tuple[Witness | None, str]:
     except ImportError:
         return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
     float8 = is_float8(source.config or {})  # transformers computes with it on a GPU alone
+    if source.kind == "hf" and (odd := refuses(source.path)):
+        return None, f"no third witness: transformers does not read the folder: {odd}"
     if source.path is not None and source.kind in ("hf", "gguf") and not float8:
         gguf = source.kind == "gguf"
         folder = source.path.parent if gguf else source.path
@@ -70,6 +75,30 @@ def of(source: Source) -> tuple[Witness | None, str]:
         return None, f"no third witness: {error}"
     note = f"transformers {transformers.__version__} was given the weights by our own export"
     return Witness(source, lambda: _built(source, config)), note
+
+
+def refuses(folder: Any) -> str:
+    """What transformers has against the config.json of a folder; "" where it has nothing."""
+    import transformers
+
+    try:
+        transformers.AutoConfig.from_pretrained(folder)
+    except Exception as error:  # it checks fields more strictly than its models need
+        return _line(error)
+    return ""
+
+
+def refused(name: str, error: Exception) -> BadInput:
+    """The error for what transformers stumbles over."""
+    return BadInput(
+        f"transformers does not read {name}: {_line(error)}; --no-witness --no-export checks it "
+        "without"
+    )
+
+
+def _line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}"[:300]
 
 
 def _misread(source: Source, folder: Any, file: str | None) -> str:

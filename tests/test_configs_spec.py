@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 
+import configs
 from configs import GQA, LEGEND, PRESETS, RMS, BadInput, Block, Glu, Model, Rope, Run, preset
 from configs.errors import nearest
 from configs.llama import llama
@@ -195,3 +196,18 @@ def test_configs_bring_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_yarn_needs_a_base_above_one() -> None:
+    """Its ramp is counted in powers of the base."""
+    with pytest.raises(ValueError, match=r"rope.base=1.0: YaRN needs a base above 1"):
+        configs.GQA(
+            heads=1,
+            kv=1,
+            width=4,
+            rope=configs.Rope(
+                base=1.0,
+                pairs="half",
+                scaling=configs.Yarn(factor=4.0, original=8, magnitude=1.0),
+            ),
+        )

@@ -11,6 +11,7 @@ import transformers
 from transformers.activations import ACT2FN
 
 from configs import BadInput, Model, preset
+from configs.shrink import shrunk
 from configs.spec import GQA
 from parity.dialects import FAMILIES, from_hf, to_hf
 from parity.dialects.hf import differences
@@ -287,3 +288,18 @@ def test_two_words_for_an_activation_must_agree(
         from_hf(config(kind, **changes))
     same = {"gemma": "hidden_activation"}.get(kind, "hidden_act")
     assert from_hf(config(kind, **{same: "gelu_new"})) == from_hf(config(kind))
+
+
+def test_a_bloom_whose_split_products_lose_biases_is_refused() -> None:
+    """slow_but_exact changes an order of sums, but with pretraining_tp > 1 two biases too."""
+    config = {**PUBLISHED["bloom-style"], "slow_but_exact": True}
+    from_hf(config)
+    with pytest.raises(BadInput, match=r"slow_but_exact: with pretraining_tp=2"):
+        from_hf({**config, "pretraining_tp": 2})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tiny_twin_is_of_its_family(name: str) -> None:
+    """So that transformers can judge it; an embedding's sqrt(d) is of the small d."""
+    small = shrunk(preset(name))
+    assert not differences(from_hf(to_hf(small)), small)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from parity import exported
+from parity import exported, proof
 from parity.convert import convert
 from parity.inputs import inputs
 from parity.source import Source, open_source
@@ -67,3 +67,13 @@ def test_what_an_export_gets_wrong_is_seen(
     monkeypatch.setattr(exported, "convert", wrong)
     found = checks(source)
     assert any(error > 0 and name.startswith(seen) for name, error in found.items()), found
+
+
+def test_a_folder_that_transformers_refuses_is_checked_without_it(tmp_path: Path) -> None:
+    """It is stricter with some fields than its models need; that is no fault of the model."""
+    folder = edit_config(hf_folder(tmp_path / "hf"), use_cache=None)
+    report = proof.check(str(folder), dtypes=["float64"], tokens=16, export=True)
+    assert report.equal
+    said = [note for note in report.notes if "use_cache" in note]
+    assert len(said) == 2
+    assert not any(check.name.startswith("exported") for check in report.checks)

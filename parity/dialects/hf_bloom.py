@@ -67,6 +67,12 @@ def read(fields: Fields) -> Model:
     tied = fields.flag("tie_word_embeddings", absent=True)
     if d and heads and d % heads:
         fields.problems.append(f"hidden_size: {d} is not a multiple of n_head={heads}")
+    split = fields.given.get("pretraining_tp")
+    if fields.given.get("slow_but_exact") and type(split) is int and split > 1:
+        fields.problems.append(
+            f"slow_but_exact: with pretraining_tp={split} the class leaves out two biases of every "
+            "layer; not supported"
+        )
     if fields.given.get("seq_length") is None:
         fields.notes.append(f"no seq_length: inputs may be {LENGTH} long, as BLOOM was trained")
     fields.finish()
