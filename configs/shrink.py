@@ -28,12 +28,15 @@ def shrunk(
     """A tiny model with every decision of that one, and lengths that `long` tokens can see.
 
     Its heads are four of width 6 and share keys and values in the same proportion, as far as that
-    goes; what turns of them is the same part. A window is a fifth of the length, and frequencies
+    goes; what turns of them is the same part. A feed-forward of 4 d stays one. A window is a fifth of the length, and frequencies
     change at two fifths. Each pattern of layers is kept, and repeated twice at most.
     """
     runs = tuple(
         Run(
-            blocks=tuple(_block(block, hidden, long) for block in run.blocks),
+            blocks=tuple(
+                _block(block, 4 * d if block.ffn.hidden == 4 * model.d else hidden, long)
+                for block in run.blocks
+            ),
             times=min(run.times, 2),
         )
         for run in model.runs
