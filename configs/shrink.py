@@ -28,8 +28,9 @@ def shrunk(
     """A tiny model with every decision of that one, and lengths that `long` tokens can see.
 
     Its heads are four of width 6 and share keys and values in the same proportion, as far as that
-    goes; what turns of them is the same part. A feed-forward of 4 d stays one. A window is a fifth of the length, and frequencies
-    change at two fifths. Each pattern of layers is kept, and repeated twice at most.
+    goes; what turns of them is the same part. A feed-forward of 4 d stays one, and an embedding
+    times sqrt(d). A window is a fifth of the length, and frequencies change at two fifths. Each
+    pattern of layers is kept, and repeated twice at most.
     """
     runs = tuple(
         Run(
