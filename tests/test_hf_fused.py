@@ -236,7 +236,16 @@ def test_a_float8_folder_is_its_products_and_is_written_as_them(tmp_path: Path) 
         open_source(path)
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "bloom-tiny", "gemma3-tiny", "qwen3-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2-tiny",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("bloom-tiny", "gemma3-tiny", "qwen3-tiny")
+        ),
+    ],
+)
 def test_transformers_builds_a_preset_from_our_export(name: str) -> None:
     """The witness of a model that no file of transformers' holds has every weight, and runs."""
     source = open_source(name)

@@ -113,6 +113,7 @@ def test_an_unknown_keyword_is_named() -> None:
         compared(dtype="float64")
 
 
+@pytest.mark.slow
 def test_a_folder_for_what_fails_may_be_named_by_a_text(tmp_path: Path) -> None:
     how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "use_witness": False}
     other = open_source("reference-tiny", seed=1)

@@ -75,6 +75,7 @@ def answering(change: Callable[[Any], Any]) -> Wrong:
     return Wrong(edit=turning(lambda rotate, self, x, p: change(rotate(x, p))))
 
 
+@pytest.mark.slow
 def test_heads_in_another_order() -> None:
     found = explained(FAULTS["heads-rotated"].wrong, search=True)
     first = found.details[0]

@@ -299,6 +299,7 @@ def check(files: Path, src: str, *more: object) -> Result:
     return CliRunner().invoke(app, list(map(str, [*words, *more])))
 
 
+@pytest.mark.slow
 def test_the_check_writes_the_folder_and_says_how_to_run_it(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "replay"
     done = check(files, "right.pt", "--against", files / "wrong.pt", "--json", "--replay", out)

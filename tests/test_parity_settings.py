@@ -326,6 +326,7 @@ def test_masks_positions_and_scalars(layout: str, remat: str) -> None:
     assert base.about == "the first that differs is pair 1"
 
 
+@pytest.mark.slow
 def test_a_check_says_it_first_and_is_provisional() -> None:
     with flipped(CUDA, "allow_tf32", True):
         report = judge.check(TINY, WEIGHTS, dtypes=("float64", "float32"), tokens=32)

@@ -71,7 +71,7 @@ def test_every_preset_has_a_row_and_every_row_but_those_to_come_a_preset() -> No
     assert built == set(PRESETS) - tests_own
 
 
-LIGHT = {"reference-100m", "gpt2", "gemma3-1b"}  # the others take a minute and more together
+LIGHT = {"gpt2"}  # the others take minutes together
 
 
 def presets(*states: str) -> list:  # type: ignore[type-arg]
@@ -240,7 +240,7 @@ def test_every_proven_value_has_an_example_and_no_other() -> None:
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param(at, marks=() if model in (LLAMA, GPT2, GEMMA3) else pytest.mark.slow)
+        pytest.param(at, marks=() if model is GPT2 else pytest.mark.slow)
         for at, model in EXAMPLES.items()
     ],
     ids="-".join,
