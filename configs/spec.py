@@ -98,11 +98,12 @@ class DynamicNTK:
 
 @spec
 class Yarn:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2): fast pairs as they are, slow ones
+    """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2).
 
-    divided by the factor, and a ramp between. A pair is fast that turns `fast` times or more in
-    `original` positions, and slow from `slow` turns down. `truncate`: the ramp's two ends are whole
-    pairs. `magnitude` multiplies cos and sin; 0.1 ln(factor) + 1 in the paper.
+    Fast pairs stay, slow ones are divided by the factor, and a ramp is between. A pair is fast that
+    turns `fast` times or more in `original` positions, and slow from `slow` turns down. `truncate`:
+    the ramp's two ends are whole pairs. `magnitude` multiplies cos and sin; 0.1 ln(factor) + 1 in
+    the paper.
     """
 
     kind: Literal["yarn"] = "yarn"
@@ -116,9 +117,10 @@ class Yarn:
 
 @spec
 class Llama3:
-    """Llama 3.1's frequencies: waves longer than original / low are divided by the factor, those
+    """Llama 3.1's frequencies, as transformers' "llama3".
 
-    shorter than original / high stay, and between the two the one goes over into the other.
+    Waves longer than original / low are divided by the factor, those shorter than original / high
+    stay, and between the two the one goes over into the other.
     """
 
     kind: Literal["llama3"] = "llama3"
@@ -386,17 +388,16 @@ class Model:
         return tuple(block for run in self.runs for block in run.blocks * run.times)
 
 
-# What a room's dict of builders is keyed by, room by room.
-NORMS = (RMS, LN)
-POSITIONS = (Learned, Sinusoidal)
 SCALINGS = (Linear, DynamicNTK, Yarn, Llama3, LongRope)
-RELATIVES = (Alibi, T5Bias)
-PARTS = (
-    *NORMS,
-    *POSITIONS,
+PARTS = (  # what the rooms' dicts of builders are keyed by
+    RMS,
+    LN,
+    Learned,
+    Sinusoidal,
     Rope,
     *SCALINGS,
-    *RELATIVES,
+    Alibi,
+    T5Bias,
     QKNorm,
     GQA,
     Glu,

@@ -237,9 +237,10 @@ ROTARIES: dict[type, Callable[..., Any]] = {Rope: rotary, type(None): NoRotary}
 
 
 def slopes(heads: int) -> list[float]:
-    """ALiBi's: 2^(-8/n), 2^(-16/n), ... for a power of two; else those of the power below, and
+    """ALiBi's slope of each head (arXiv 2108.12409, section 3, and its authors' code).
 
-    every other one of the power above (arXiv 2108.12409, section 3, and its authors' code).
+    2^(-8/n), 2^(-16/n), ... for a power of two; else those of the power of two below, and every
+    other one of the power above.
     """
     below = 2 ** math.floor(math.log2(heads))
     out = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
@@ -288,7 +289,7 @@ class BucketBias(nnx.Module):
         return scores + bias.reshape(-1, *scores.shape[1:]).astype(scores.dtype)
 
 
-class NoBias(nnx.Module):
+class NoRelative(nnx.Module):
     """scores."""
 
     def __init__(self, spec: None, make: Maker, heads: int):
@@ -298,4 +299,4 @@ class NoBias(nnx.Module):
         return scores
 
 
-RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoBias}
+RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoRelative}

@@ -239,9 +239,9 @@ def _told(results: Any, total: int, progress: Callable[[str], None]) -> Iterator
 
 
 def _start() -> None:
-    """Once in each process: one thread, for tiny models are no work for more, and operations that
+    """Once in each process, for tiny models whose operations mostly run once.
 
-    are compiled quickly rather than well, for most of them run once.
+    One thread, for there is no work for more; and compiled quickly rather than well.
     """
     import torch
 

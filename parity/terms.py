@@ -25,9 +25,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Terms:
-    """size: the L2 norm of the sums of absolute values. rounded: by dtype, that of what the sum is
+    """What is known of the terms that a bias's gradient is the sum of.
 
-    off when each of its terms is rounded to the dtype: nobody can be nearer.
+    size: the L2 norm of the sums of absolute values. rounded: by dtype, that of what the sum is off
+    when each of its terms is rounded to the dtype: nobody can be nearer.
     """
 
     size: float
@@ -71,9 +72,9 @@ class Watch:
         self.at: dict[str, torch.nn.Module] = {}
         for name, module in model.named_modules():
             if isinstance(module, Bias):
-                self.at[f"{name}.weight"] = module
+                self.at[f"{name}.weight".lstrip(".")] = module
             elif isinstance(getattr(module, "bias", None), torch.nn.Parameter):
-                self.at[f"{name}.bias"] = module
+                self.at[f"{name}.bias".lstrip(".")] = module
         self.sizes = {n: p.shape for n, p in model.named_parameters() if n in self.at}
         self.sums = {name: Sums() for name in self.at}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,14 +67,22 @@ def of(source: Source) -> tuple[Witness | None, str]:
         file = source.path.name if gguf else None
         if gguf and (other := _misread(source, folder, file)):
             return None, f"no third witness: transformers reads the file otherwise: {other}"
-        note = f"transformers {transformers.__version__} read the same file itself"
+        note = _told("read the same file itself", source.config)
         return Witness(source, lambda: _read(folder, file)), note
     try:
         config = to_hf(source.spec, original=source.config)
     except BadInput as error:
         return None, f"no third witness: {error}"
-    note = f"transformers {transformers.__version__} was given the weights by our own export"
+    note = _told("was given the weights by our own export", config)
     return Witness(source, lambda: _built(source, config)), note
+
+
+def _told(how: str, config: Mapping[str, Any] | None) -> str:
+    """The note of how it ran: a class that runs in float64 shows the function, and no rounding."""
+    import transformers
+
+    wide = config is not None and family_of(config, "its config").wide
+    return f"transformers {transformers.__version__} {how}" + (", in float64" if wide else "")
 
 
 def refuses(folder: Any) -> str:

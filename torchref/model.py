@@ -97,9 +97,9 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Fresh values: matrices std init_std, those that write into the residual stream less;
+        """Fresh values: matrices std init_std, and less where they write into the residual stream.
 
-        biases 0. (Norms begin at a scale of 1 by themselves.)
+        Biases are 0. (Norms begin at a scale of 1 by themselves.)
         """
         generator = torch.Generator().manual_seed(seed)
         residual = self.spec.init_std / (2 * len(self.spec.layers)) ** 0.5

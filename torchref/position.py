@@ -209,9 +209,10 @@ ROTARIES = {Rope: Rotary, type(None): NoRotary}
 
 
 def slopes(heads: int) -> list[float]:
-    """ALiBi's: 2^(-8/n), 2^(-16/n), ... for a power of two; else those of the power below, and
+    """ALiBi's slope of each head (arXiv 2108.12409, section 3, and its authors' code).
 
-    every other one of the power above (arXiv 2108.12409, section 3, and its authors' code).
+    2^(-8/n), 2^(-16/n), ... for a power of two; else those of the power of two below, and every
+    other one of the power above.
     """
     below = 2 ** math.floor(math.log2(heads))
     out = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
@@ -271,7 +272,7 @@ class BucketBias(nn.Module):
         return scores + self.weight[bucket[distance]].permute(0, 3, 1, 2).to(scores.dtype)
 
 
-class NoBias(nn.Module):
+class NoRelative(nn.Module):
     """scores."""
 
     def __init__(self, spec: None, heads: int):
@@ -286,4 +287,4 @@ class NoBias(nn.Module):
         return scores
 
 
-RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoBias}
+RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoRelative}

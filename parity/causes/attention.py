@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from parity.causes.base import Forward, add, calling, setting
 from torchref.attention import NoWindow, Window
 from torchref.cap import Cap, NoCap
-from torchref.position import NoBias
+from torchref.position import NoRelative
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Over the last axis, every step rounded to the dtype of the scores, as XLA has it.
+
+    torch's own is computed in float32 for a narrower dtype and rounded once, so it loses less.
+    """
+    grown = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return grown / grown.sum(-1, keepdim=True)
 
 
 def attend(
@@ -38,7 +47,7 @@ def attend(
     scores = m.cap(scores) if cap is None else cap * torch.tanh(scores / cap)
     scores = m.relative(scores, at, at)
     scores = scores.masked_fill(~m.window(mask)[:, None], torch.finfo(scores.dtype).min)
-    weights = scores.to(narrow or scores.dtype).softmax(-1).to(x.dtype)
+    weights = softmax(scores.to(narrow or scores.dtype)).to(x.dtype)
     mixed = torch.einsum("bnts,bsnh->btnh", weights, v)
     return m.o(mixed.reshape(b, t, -1))
 
@@ -161,7 +170,7 @@ add(
     MIXED,
     "attn",
     _masked(_near),
-    values=lambda m: () if m.window.__class__ is Window else WINDOWS,
+    values=lambda m: () if isinstance(m.window, Window) else WINDOWS,
 )
 add(
     "window-missing",
@@ -205,8 +214,8 @@ add(
     "add it after the scale and before the mask",
     MIXED,
     "attn",
-    setting(relative=lambda m, v: NoBias(None, m.heads)),
-    values=lambda m: () if isinstance(m.relative, NoBias) else (None,),
+    setting(relative=lambda m, v: NoRelative(None, m.heads)),
+    values=lambda m: () if isinstance(m.relative, NoRelative) else (None,),
 )
 for _probe in ("attn.q", "attn.k"):
     add(
