@@ -55,7 +55,7 @@ def of(source: Source) -> tuple[Witness | None, str]:
     or has no such model; the note says which.
     """
     try:
-        import transformers
+        import transformers  # noqa: F401
     except ImportError:
         return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
     float8 = is_float8(source.config or {})  # transformers computes with it on a GPU alone

@@ -17,6 +17,7 @@ import jaxmodel
 import torchref
 from configs import Alibi, Learned, Model, Rope, Run, Sinusoidal, T5Bias
 from jaxmodel import position as jax_position
+from parity import bridge
 from parity.models import shapes
 from tests import kit
 from tests.parts import SIDES, JaxSide, TorchSide
@@ -129,13 +130,14 @@ def test_the_embedding_scale_is_rounded_to_the_dtype(d: int, rounded: float) -> 
     from torchref.model import Scale as TorchScale
 
     exact = d**0.5
-    one = np.ones((1, 1, 1))
-    for dtype, want in ((ml_dtypes.bfloat16, rounded), (np.float32, np.float32(exact))):
-        here = JaxScale(exact)(jax.numpy.asarray(one, dtype))
-        assert float(np.asarray(here, np.float64)[0, 0, 0]) == float(want)
-    there = TorchScale(exact)(torch.ones(1, 1, 1, dtype=torch.bfloat16))
-    assert float(there) == rounded
-    assert float(TorchScale(exact)(torch.ones(1, 1, 1))) == float(np.float32(exact))
+    x = np.random.default_rng(0).normal(size=(1, 4, 64))
+    for dtype, scale in ((ml_dtypes.bfloat16, rounded), (np.float32, np.float32(exact))):
+        one = x.astype(dtype)
+        want = (one.astype(np.float64) * float(scale)).astype(dtype)
+        here = np.asarray(JaxScale(exact)(jax.numpy.asarray(one)))
+        there = bridge.to_numpy(TorchScale(exact)(bridge.to_torch(one)))
+        np.testing.assert_array_equal(here.astype(np.float64), want.astype(np.float64))
+        np.testing.assert_array_equal(there.astype(np.float64), want.astype(np.float64))
 
 
 @pytest.mark.parametrize("position", [Learned(), None])
