@@ -13,8 +13,12 @@ import parity
 from configs import Model, Run
 from parity import judge, terms
 from parity.models import shapes, weights
+from parity.optimizer_faults import CONFIG
 from parity.table import Row
+from parity.tensors import Tensor
 from parity.terms import Terms, Watch
+from parity.torch_training import random_batches
+from parity.trajectory import trajectory
 
 
 def test_by_hand() -> None:
@@ -90,3 +94,18 @@ def test_somebody_elses_bias_that_cancels_is_no_alarm() -> None:
     rows = [Row(n, f"{n}.weight", "o i -> i o", sizes[n]) for n in sizes]
     rows += [Row(f"{n}_bias", f"{n}.bias", "o -> o", sizes[n]) for n in sizes]
     assert parity.compare(module, soft, rows, [x], params=params).equal
+
+
+def test_trained_side_by_side_it_is_no_alarm_either() -> None:
+    """Its moments are rounding too, and so is where Adam takes it from 0, where a fresh one is."""
+    spec = nope()
+    given = dict(weights(spec, 0))
+    given |= {n: Tensor.of(np.zeros(t.shape)) for n, t in given.items() if n.endswith("k.bias")}
+    config = replace(CONFIG, peak=1e-2)
+    batches = random_batches(spec, 6)
+    found = trajectory(spec, given, config, steps=6, batches=batches, layout="unroll")
+    assert [check for check in found.checks if not check.ok] == []
+    wrong = {n: Tensor.of(np.full(t.shape, 1e-6)) for n, t in given.items() if "k.bias" in n}
+    theirs = (spec, {**given, **wrong})
+    off = trajectory(spec, given, config, steps=6, batches=batches, layout="unroll", theirs=theirs)
+    assert [c.name for c in off.checks if not c.ok and "k.bias" in c.name]
