@@ -134,7 +134,7 @@ def convert(
 
         with working() as progress:
             how: dict[str, Any] = {"layout": layout.value, "dry_run": dry_run, "seed": seed}
-            report = run(src, dst, to.value, **how, progress=progress)
+            report = run(src, dst, to.value, **how, sha256=as_json, progress=progress)
         if as_json:
             print(json.dumps(report))
         else:

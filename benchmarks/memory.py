@@ -29,7 +29,7 @@ import jaxmodel.checkpoint, parity.source, safetensors
 from parity.convert import convert
 
 base = told("VmRSS")
-report = convert(sys.argv[1], sys.argv[2], sys.argv[3])
+report = convert(sys.argv[1], sys.argv[2], sys.argv[3], sha256=True)
 more = (told("VmHWM") - base) / 1024
 print(json.dumps({"base": base / 1024, "more": more, "sha256": report["sha256"]}))
 """

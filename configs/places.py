@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from configs.errors import BadInput
@@ -59,6 +60,7 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         except OSError as error:
             raise BadInput(f"{dst} cannot be written: {error}") from None
         yield hidden
+        settle(hidden)  # or a name could outlive a loss of power, and what it names not
         _name(hidden, place, dst)
     except BaseException:
         if hidden.is_dir():
@@ -69,6 +71,30 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
             with contextlib.suppress(OSError):  # not ours alone any more
                 parent.rmdir()
         raise
+
+
+def settle(path: Path) -> None:
+    """Waits until a file, or a folder and all in it, is on the disk."""
+
+    def wait(path: Path) -> None:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    with ThreadPoolExecutor(16) as pool:  # at once, which is faster
+        list(pool.map(wait, (path, *path.rglob("*"))))
+
+
+def hurry(file: int, at: int = 0, length: int = 0) -> None:
+    """Has the disk begin on that part of an open file (all by default), without waiting for it.
+
+    `settle` has little left to wait for then. Linux reads the advice in this way; where there is
+    none, nothing is lost.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, at, length, os.POSIX_FADV_DONTNEED)
 
 
 def file_place(dst: str | os.PathLike[str]) -> Path:

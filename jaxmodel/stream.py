@@ -8,13 +8,13 @@ checkpoint of NumPy arrays, which Orbax restores as any other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
 import math
-import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,8 +23,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
+from configs.places import hurry
+
 Index = tuple[slice, ...]
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
+BEHIND = 2**25  # bytes being written while the next slice is read (or that one slice)
+LAYER = 2**20  # bytes of a layer from which on it is a chunk of its own
 
 CONTEXT = {
     "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}
@@ -44,7 +48,7 @@ class Lazy(Protocol):
 
 
 class Leaf:
-    """An array as Orbax is handed it. Of a large stack (layers first) each layer is a chunk."""
+    """An array as Orbax is handed it. Of a stack (layers first) each large layer is a chunk."""
 
     def __init__(self, array: Lazy, stacked: bool):
         self.array = array
@@ -53,7 +57,7 @@ class Leaf:
         self.size = math.prod(self.shape)
         self.nbytes = self.size * self.dtype.itemsize
         self.ndim = len(self.shape)
-        self.layers = stacked and self.nbytes > PIECE
+        self.layers = stacked and self.nbytes > LAYER * self.shape[0]
 
     def storage(self) -> ocp.SaveArgs:
         """The chunks to ask for: layers, or pieces of what is large and no stack."""
@@ -75,12 +79,15 @@ class Leaf:
 class Handler(ocp.type_handlers.NumpyHandler):
     """Writes leaves one after another, a slice while the next is being read.
 
-    Not every slice waits for the disk: see `settle`. The first error is kept for `write` to raise:
-    Orbax would leave the loop while other leaves still wait for their turn.
+    The disk is kept busy and not waited for: who gives the folder its name does that. The first
+    error is kept for `write` to raise: Orbax would leave the loop while other leaves still wait for
+    their turn.
     """
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)
+        self.begun: set[Path] = set()
+        self.writing: deque[tuple[int, ts.WriteFutures]] = deque()  # with its bytes
         self.turn = asyncio.Lock()
         self.context = ts.Context({**CONTEXT, "file_io_sync": False})
         self.error: Exception | None = None
@@ -88,30 +95,39 @@ class Handler(ocp.type_handlers.NumpyHandler):
     async def _open_and_write(
         self, value: Leaf, tspec: dict[str, Any], ts_context: ts.Context
     ) -> None:
-        async with self.turn:
-            try:
+        mine: list[ts.WriteFutures] = []
+        try:
+            async with self.turn:
                 if self.error is None:
-                    await self._fill(value, tspec)
+                    await self._fill(value, tspec, mine)
+        except Exception as error:
+            self.error = error
+        for written in mine:  # while the next leaf has its turn
+            try:
+                await written
             except Exception as error:
-                self.error = error
+                self.error = self.error or error
 
-    async def _fill(self, value: Leaf, tspec: dict[str, Any]) -> None:
+    async def _fill(self, value: Leaf, tspec: dict[str, Any], mine: list[ts.WriteFutures]) -> None:
         store = await ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
         chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
-        before: ts.WriteFutures | None = None
-        try:
-            for index, part in value.parts(tuple(chunk)):
-                now = store[index].write(part, can_reference_source_data_indefinitely=True)
-                if before is not None:
-                    await before
-                before = now
-        finally:
-            if before is not None:
-                await before
+        files = Path(tspec["kvstore"]["base"]["path"], "d")
+        for index, part in value.parts(tuple(chunk)):
+            while self.writing and part.nbytes + sum(size for size, _ in self.writing) > BEHIND:
+                await self.writing.popleft()[1]
+                for path in set(files.iterdir()) - self.begun:
+                    self.begun.add(path)
+                    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                        hurry(file.fileno())
+            mine.append(store[index].write(part, can_reference_source_data_indefinitely=True))
+            self.writing.append((part.nbytes, mine[-1]))
 
 
 def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) -> None:
-    """The arrays as that group of a new step; `stacks` are those with layers in front."""
+    """The arrays as that group of a new step; `stacks` are those with layers in front.
+
+    Written, and not yet on the disk for certain: see configs.places.settle.
+    """
     leaves = {path: Leaf(array, path in stacks) for path, array in arrays.items()}
     slices = Handler()
     registry = ocp.type_handlers.create_type_handler_registry(
@@ -128,21 +144,6 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
         finally:
             if slices.error is not None:
                 raise slices.error
-    settle(step)
-
-
-def settle(step: Path) -> None:
-    """Waits until all of the step is on the disk; for several files at once, which is faster."""
-
-    def wait(path: Path) -> None:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(wait, (step, *step.rglob("*"))))
 
 
 def reader(step: Path, group: str, path: str, context: ts.Context) -> Callable[[Index], np.ndarray]:
@@ -159,7 +160,13 @@ def reader(step: Path, group: str, path: str, context: ts.Context) -> Callable[[
     def opened() -> ts.TensorStore:
         return ts.open(ts.Spec(spec), read=True, open=True, context=context).result()
 
-    return lambda index: opened()[index].read().result()
+    def read(index: Index) -> np.ndarray:
+        store = opened()[index]  # into memory that NumPy asks for: large pages, a third of the time
+        out = np.empty(store.shape, store.dtype.numpy_dtype)
+        ts.array(out).write(store).result()
+        return out
+
+    return read
 
 
 def usual(step: Path, group: str) -> bool:

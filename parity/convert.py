@@ -38,14 +38,16 @@ def convert(
     dry_run: bool = False,
     seed: int = 0,
     shard: int = writers.SHARD,
+    sha256: bool = False,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
 
-    Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and the sha256
-    of every tensor under torchref's name; with `dry_run` instead of those hashes the plan, from
-    which source tensors each target tensor is made, and nothing is written. `layout` is that of a
-    jax target; `seed` is for a preset's random weights; `shard` is the size limit of one HF file.
+    Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and where
+    `sha256` is asked for (a third of the work) that of every tensor under torchref's name; with
+    `dry_run` instead the plan, from which source tensors each target tensor is made, and nothing is
+    written. `layout` is that of a jax target; `seed` is for a preset's random weights; `shard` is
+    the size limit of one HF file.
 
     In memory at a time: a few tensors; for torch the whole model, because it writes from memory. Of
     a checkpoint that a training run wrote, a stack of layers is read whole.
@@ -77,8 +79,15 @@ def convert(
         return {**report, "plan": planned(source, plan)}
     seen: dict[str, str] = {}
     with writers.Behind() as behind:
-        plan.write(_watched(source, seen, progress, behind), carried(source))
-    return {**report, "sha256": {name: seen[name] for name in source.tensors}}
+
+        def hashed(name: str, x: np.ndarray) -> np.ndarray:
+            if x.nbytes <= writers.PIECE:  # once for the hash and for whoever writes it
+                x = ops.ordered(x)
+            behind.call(lambda: seen.update({name: _sha256(x)}))
+            return x
+
+        plan.write(_watched(source, hashed if sha256 else None, progress), carried(source))
+    return {**report, "sha256": {name: seen[name] for name in source.tensors}} if sha256 else report
 
 
 def hashes(tensors: Tensors) -> dict[str, str]:
@@ -212,26 +221,21 @@ def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _watched(
-    source: Source, seen: dict[str, str], progress: Progress, behind: writers.Behind
+    source: Source, also: Callable[[str, np.ndarray], np.ndarray] | None, progress: Progress
 ) -> dict[str, Tensor]:
-    """The source's tensors; reading one has its hash noted and says how far along it is."""
+    """The source's tensors; reading one says how far along it is, and once does `also`."""
     total, read_before = len(source.tensors), set[str]()
-
-    def note(name: str, x: np.ndarray) -> None:
-        seen[name] = _sha256(x)
 
     def watch(name: str, tensor: Tensor) -> Tensor:
         def read() -> np.ndarray:
             x = tensor.read()
             if (x.shape, x.dtype) != (tensor.shape, tensor.dtype):
                 raise BadInput(f"{source.name}: {name} is not what its file's header says it is")
-            if x.nbytes <= writers.PIECE:  # once for the hash and for whoever writes it
-                x = ops.ordered(x)
             if name not in read_before:  # a fused tensor's part may be asked for again
                 read_before.add(name)
-                behind.call(note, name, x)
                 if len(read_before) % max(1, total // 20) == 0:
                     progress(f"{len(read_before)} of {total} tensors")
+                x = also(name, x) if also else x
             return x
 
         return replace(tensor, read=read, slices=None)

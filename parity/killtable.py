@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +30,8 @@ from parity.sides import Wrong
 TOKENS = 24
 CONTROLS, PAIRS = 200, 50
 MODELS = 3  # in which a fault is tried
+KEPT = 16  # pieces of work whose compiled operations a process keeps
+_COUNT = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -227,8 +231,18 @@ def _spread(
         yield from _told(results, len(work), progress)
         return
     # Not forked: JAX and torch have threads of their own.
-    with multiprocessing.get_context("spawn").Pool(workers, _start) as pool:
-        yield from _told(pool.imap_unordered(_one, work, chunksize=4), len(work), progress)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start) as pool:
+        waiting = [pool.submit(_one, each) for each in work]
+        try:
+            yield from _told((f.result() for f in as_completed(waiting)), len(work), progress)
+        except BrokenProcessPool:
+            raise BadInput(
+                f"one of the {workers} processes was killed, as a system does that runs out of "
+                "memory; try fewer with --workers"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _told(results: Any, total: int, progress: Callable[[str], None]) -> Iterator[Any]:
@@ -254,6 +268,8 @@ def _one(work: tuple[str, Any]) -> tuple[str, Any]:
     import jax
 
     kind, what = work
+    if next(_COUNT) % KEPT == 0:  # every model has shapes of its own: 20 MB of compiled operations
+        jax.clear_caches()
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         if kind == "training":
             return kind, ([trained(name) for name in what], training_control() if what else "")

@@ -219,11 +219,18 @@ def _stacked(
 
     def slices(index: Index) -> np.ndarray:
         outer, inner = index[: len(move.stack)], index[len(move.stack) :]
-        out = np.empty([at.stop - at.start for at in index], dtype)
-        cells = itertools.product(*(range(at.start, at.stop) for at in outer))
-        for slot, cell in zip(out.reshape(-1, *out.shape[len(outer) :]), cells, strict=True):
+        shape = [at.stop - at.start for at in index]
+        cells = list(itertools.product(*(range(at.start, at.stop) for at in outer)))
+
+        def of(cell: tuple[int, ...]) -> np.ndarray:
             source = there[move.there[ops.flat(move.stack, cell)]].part
-            ops.put(ops.part(source, move.pattern, move.sizes, inner, move.take), slot)
+            return ops.part(source, move.pattern, move.sizes, inner, move.take)
+
+        if len(cells) == 1:  # a layer: not copied once more
+            return ops.ordered(of(cells[0])).reshape(shape)
+        out = np.empty(shape, dtype)
+        for slot, cell in zip(out.reshape(-1, *out.shape[len(outer) :]), cells, strict=True):
+            ops.put(of(cell), slot)
         return out
 
     dtype = there[move.there[0]].dtype

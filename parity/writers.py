@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from configs import Model
-from configs.places import appearing, refuse_taken
+from configs.places import appearing, hurry, refuse_taken
 from configs.spec import to_json
 from parity import ops
 from parity.files import FLOATS
@@ -32,14 +33,14 @@ __all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "writ
 
 
 class Behind:
-    """Calls made in order in a thread of their own, so that work and disk do not wait in turns.
+    """Calls made in two other threads, so that work and disk do not wait in turns.
 
     At most two calls are behind, so little more is in memory. What one raises is raised by a later
     `call`, or on leaving.
     """
 
     def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(1)
+        self.pool = ThreadPoolExecutor(2)
         self.calls: deque[Future[None]] = deque()
 
     def call(self, act: Callable[..., None], *args: Any) -> None:
@@ -107,15 +108,17 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
     """
 
     def write(file: BinaryIO, at: int, x: np.ndarray) -> None:
-        file.seek(at)
         for piece in raw(x):
-            file.write(piece)
+            while piece:  # one call writes 2 GiB at most
+                done = os.pwrite(file.fileno(), piece, at)
+                hurry(file.fileno(), at, done)
+                piece, at = piece[done:], at + done
 
     with contextlib.ExitStack() as stack:
         places: dict[str, tuple[BinaryIO, int]] = {}
         for path, names in layout.items():
             header, starts = safetensors_header({name: tensors[name] for name in names})
-            file: BinaryIO = stack.enter_context(path.open("wb"))
+            file: BinaryIO = stack.enter_context(path.open("wb", buffering=0))
             file.write(header)
             places |= {name: (file, len(header) + start) for name, start in starts.items()}
         behind = stack.enter_context(Behind())

@@ -58,8 +58,9 @@ def test_torch_to_jax_to_torch(
 ) -> None:
     spec = spec_of(pairs, tied)
     state = torch_state(spec, dtype)
-    there = convert(pt_file(tmp_path / "a.pt", spec, state), tmp_path / "jax", layout=layout)
-    back = convert(tmp_path / "jax", tmp_path / "b.pt", "torch")
+    file = pt_file(tmp_path / "a.pt", spec, state)
+    there = convert(file, tmp_path / "jax", layout=layout, sha256=True)
+    back = convert(tmp_path / "jax", tmp_path / "b.pt", "torch", sha256=True)
     assert there["sha256"] == back["sha256"] == digests(state)
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert again["spec"] == to_json(spec)
@@ -78,8 +79,8 @@ def test_torch_to_jax_to_torch(
 def test_hf_to_jax_to_hf(tmp_path: Path, layout: str, dtype: str, tied: bool) -> None:
     """Byte for byte the file that transformers wrote, and transformers misses nothing in it."""
     source = hf_folder(tmp_path / "a", dtype, tied=tied)
-    there = convert(source, tmp_path / "jax", "jax", layout=layout)
-    back = convert(tmp_path / "jax", tmp_path / "b", "hf")
+    there = convert(source, tmp_path / "jax", "jax", layout=layout, sha256=True)
+    back = convert(tmp_path / "jax", tmp_path / "b", "hf", sha256=True)
     assert there["sha256"] == back["sha256"]
     whole = [(tmp_path / f / "model.safetensors").read_bytes() for f in "ab"]
     assert whole[0] == whole[1]
@@ -153,7 +154,7 @@ def test_every_way_round_gives_the_same_hashes(tmp_path: Path) -> None:
     ]
     last, seen = source, []
     for name, to, more in steps:
-        seen.append(convert(last, tmp_path / name, to, **more)["sha256"])
+        seen.append(convert(last, tmp_path / name, to, **more, sha256=True)["sha256"])
         last = tmp_path / name
     assert all(one == seen[0] for one in seen)
     assert bits(stored(tmp_path / "four")) == bits(stored(tmp_path / "five"))
@@ -263,7 +264,7 @@ def test_a_dry_run_proves_and_writes_nothing(tmp_path: Path) -> None:
 def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf", "bfloat16", tied=True)
     steps: list[str] = []
-    report = convert(folder, tmp_path / "jax", progress=steps.append)
+    report = convert(folder, tmp_path / "jax", sha256=True, progress=steps.append)
     json.dumps(report)
     files = stored(folder)
     assert report["tensors"] == len(files) == len(report["sha256"])

@@ -52,7 +52,7 @@ def test_all_272_tensors_are_what_transformers_reads(
     source: Source, theirs: Any, tmp_path: Path
 ) -> None:
     """Bit for bit, through our export: 272 named parameters, the tied head being the embedding."""
-    report = convert(source, tmp_path / "hf", "hf")
+    report = convert(source, tmp_path / "hf", "hf", sha256=True)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "hf", dtype=torch.float32, output_loading_info=True
     )
@@ -70,9 +70,9 @@ def test_all_272_tensors_are_what_transformers_reads(
 def test_gguf_to_jax_to_hf_to_torch_keeps_every_hash(
     source: Source, tmp_path: Path, layout: str
 ) -> None:
-    there = convert(source, tmp_path / "jax", layout=layout)
-    back = convert(tmp_path / "jax", tmp_path / "hf", "hf")
-    last = convert(tmp_path / "hf", tmp_path / "x.pt", "torch")
+    there = convert(source, tmp_path / "jax", layout=layout, sha256=True)
+    back = convert(tmp_path / "jax", tmp_path / "hf", "hf", sha256=True)
+    last = convert(tmp_path / "hf", tmp_path / "x.pt", "torch", sha256=True)
     assert there["sha256"] == back["sha256"] == last["sha256"]
     assert there["bytes"] == 4 * 134_515_008
 

@@ -212,8 +212,8 @@ from parity.convert import convert
 from parity.source import open_source
 
 hf, ours, pt, out = sys.argv[1:]
-first = convert(hf, out + "/jax")
-again = convert(out + "/jax", out + "/hf", "hf")
+first = convert(hf, out + "/jax", sha256=True)
+again = convert(out + "/jax", out + "/hf", "hf", sha256=True)
 assert first["sha256"] == again["sha256"]
 parity.load(hf)(([[1, 2, 3]]))
 parity.load(ours, layout="unroll")

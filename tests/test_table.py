@@ -252,8 +252,12 @@ def test_moves_are_views_where_they_can_be() -> None:
     assert np.shares_memory(here["a"].read(), x)
 
 
-def test_a_transposed_copy_is_the_plain_one() -> None:
-    """In strips where axes merge to a matrix that is transposed, whatever the width and dtype."""
+@pytest.mark.parametrize("turned_by", ["numpy", "xla"])
+def test_a_transposed_copy_is_the_plain_one(
+    turned_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the width and dtype, where axes merge to a matrix and where they do not."""
+    monkeypatch.setattr(ops, "TURNED", 1 if turned_by == "xla" else 2**60)
     for dtype in DTYPES:
         for shape in [(), (5,), (3, 40), (40, 3), (2, 3, 35), (3, 4, 5, 6), (0, 4)]:
             x = wild(shape, dtype, len(shape))
