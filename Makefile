@@ -7,8 +7,9 @@ INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 WORKERS ?= 2
 
-# torch's threads and XLA's contend with the workers' for the same cores.
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
+# torch's threads and XLA's contend with the workers' for the same cores. A worker that dies ends the
+# run: xdist may wait for ever for what it was to do.
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-slow lint format check clean
@@ -37,7 +38,8 @@ test: $(INSTALLED) ## the tests, in under ten minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-slow: $(DEMO) ## what takes longer: the real checkpoint in full
-	$(PYTEST) -m slow --timeout 1500
+	$(PYTEST) -m "slow and not alone" --timeout 1500
+	$(BIN)/pytest -m alone --timeout 1500
 
 lint: $(INSTALLED) ## ruff, the type checker and the import contract
 	$(BIN)/ruff check .

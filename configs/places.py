@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -13,6 +14,11 @@ from pathlib import Path
 from configs.errors import BadInput
 
 TAKEN = "exists and is not an empty folder; name another or remove it first"
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # what only writing can meet
+
+
+class Unwritable(Exception):
+    """For `appearing`: a library has failed to write, with an error of its own kind."""
 
 
 def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
@@ -49,7 +55,8 @@ def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
 def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]:
     """A hidden sibling to write to (nothing is there yet), named `dst` once all went well.
 
-    BadInput as `refuse_taken`, and when something has appeared at `dst` by then: it is left alone.
+    BadInput as `refuse_taken`, when something has appeared at `dst` by then (it is left alone), and
+    when writing fails, on a full disk for one.
     """
     place = refuse_taken(dst, taken)
     new = _missing(place)
@@ -62,7 +69,7 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         yield hidden
         settle(hidden)  # or a name could outlive a loss of power, and what it names not
         _name(hidden, place, dst)
-    except BaseException:
+    except BaseException as error:
         if hidden.is_dir():
             shutil.rmtree(hidden, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -70,6 +77,9 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         for parent in new:
             with contextlib.suppress(OSError):  # not ours alone any more
                 parent.rmdir()
+        if isinstance(error, Unwritable) or (isinstance(error, OSError) and error.errno in FULL):
+            why = (str(error) or type(error).__name__)[:200]
+            raise BadInput(f"{dst} cannot be written: {why}") from error
         raise
 
 

@@ -71,7 +71,10 @@ def write(
     _refuse_names(carry or {})
     with _appearing(Path(folder)) as hidden:  # absolute: Orbax takes no other
         with storage():
-            ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
+            try:
+                ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
+            except Exception as error:  # of many kinds
+                raise places.Unwritable(error) from error
         _write_header(hidden, spec, layout, carry or {})  # last: nothing reads a folder without it
 
 

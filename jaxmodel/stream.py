@@ -14,18 +14,19 @@ import itertools
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from configs.places import hurry
+from configs.places import Unwritable, hurry
 
 Index = tuple[slice, ...]
+T = TypeVar("T")
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
 BEHIND = 2**25  # bytes being written while the next slice is read (or that one slice)
 LAYER = 2**20  # bytes of a layer from which on it is a chunk of its own
@@ -76,12 +77,20 @@ class Leaf:
             yield index, (self.array.part(index) if whole is None else whole[index])
 
 
+async def written(future: Awaitable[T]) -> T:
+    """What it comes to. Unwritable if it fails."""
+    try:
+        return await future
+    except Exception as error:
+        raise Unwritable(error) from error
+
+
 class Handler(ocp.type_handlers.NumpyHandler):
     """Writes leaves one after another, a slice while the next is being read.
 
     The disk is kept busy and not waited for: who gives the folder its name does that. The first
-    error is kept for `write` to raise: Orbax would leave the loop while other leaves still wait for
-    their turn.
+    error is kept for `write` to raise, as a reader's own or as Unwritable: Orbax would leave the
+    loop while other leaves still wait for their turn.
     """
 
     def __init__(self) -> None:
@@ -101,20 +110,21 @@ class Handler(ocp.type_handlers.NumpyHandler):
                 if self.error is None:
                     await self._fill(value, tspec, mine)
         except Exception as error:
-            self.error = error
-        for written in mine:  # while the next leaf has its turn
+            self.error = self.error or error
+        for future in mine:  # while the next leaf has its turn; and none is left behind
             try:
-                await written
-            except Exception as error:
+                await written(future)
+            except Unwritable as error:
                 self.error = self.error or error
 
     async def _fill(self, value: Leaf, tspec: dict[str, Any], mine: list[ts.WriteFutures]) -> None:
-        store = await ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
+        opening = ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
+        store = await written(opening)
         chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
         files = Path(tspec["kvstore"]["base"]["path"], "d")
         for index, part in value.parts(tuple(chunk)):
             while self.writing and part.nbytes + sum(size for size, _ in self.writing) > BEHIND:
-                await self.writing.popleft()[1]
+                await written(self.writing.popleft()[1])
                 for path in set(files.iterdir()) - self.begun:
                     self.begun.add(path)
                     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -141,9 +151,10 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
         args = ocp.args.PyTreeSave(leaves, save_args=storage)
         try:
             saver.save(step, ocp.args.Composite(**{group: args}))
-        finally:
-            if slices.error is not None:
-                raise slices.error
+        except Exception as error:
+            raise slices.error or Unwritable(error) from error
+    if slices.error is not None:
+        raise slices.error
 
 
 def reader(step: Path, group: str, path: str, context: ts.Context) -> Callable[[Index], np.ndarray]:

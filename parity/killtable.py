@@ -30,7 +30,7 @@ from parity.sides import Wrong
 TOKENS = 24
 CONTROLS, PAIRS = 200, 50
 MODELS = 3  # in which a fault is tried
-KEPT = 16  # pieces of work whose compiled operations a process keeps
+KEPT = 100  # pieces of work whose compiled operations a process keeps; to make them anew takes long
 _COUNT = itertools.count(1)
 
 
@@ -268,7 +268,7 @@ def _one(work: tuple[str, Any]) -> tuple[str, Any]:
     import jax
 
     kind, what = work
-    if next(_COUNT) % KEPT == 0:  # every model has shapes of its own: 20 MB of compiled operations
+    if next(_COUNT) % KEPT == 0:  # 20 MB each
         jax.clear_caches()
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         if kind == "training":

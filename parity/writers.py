@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from configs import Model
-from configs.places import appearing, hurry, refuse_taken
+from configs.places import Unwritable, appearing, hurry, refuse_taken
 from configs.spec import to_json
 from parity import ops
 from parity.files import FLOATS
@@ -170,7 +170,10 @@ def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes
     files = {n: bridge.to_torch(np.frombuffer(b, np.uint8)) for n, b in carry.items()}
     data = {"format": 1, "spec": to_json(spec), "state": state, "files": files}
     with appearing(dst) as hidden:
-        torch.save(data, hidden)
+        try:
+            torch.save(data, hidden)
+        except RuntimeError as error:  # where the disk is full, too
+            raise Unwritable(error) from error
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -263,7 +263,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoint.ocp, "save_checkpointables", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(BadInput, match="model cannot be written: No space left"):
         checkpoint.write(tmp_path / "model", SPEC, "scan", values())
     assert not any(tmp_path.iterdir())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from parity import killtable, optimizer_faults
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(1200)
 def test_everything_is_caught_and_nearly_everything_named() -> None:
     done = subprocess.run(
@@ -67,3 +70,17 @@ def test_a_wrong_control_of_training_is_an_alarm(monkeypatch: pytest.MonkeyPatch
     table = killtable.run(names=["sharding/same-rows"], controls=0, pairs=0, workers=1)
     assert table["alarms"] == ["optimizer: step 1, mu of embed.weight"]
     assert not killtable.passed(table)
+
+
+class Deadly:
+    """Kills the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (9,)
+
+
+def test_a_killed_process_ends_the_run() -> None:
+    """The pool of multiprocessing would wait for its result for ever."""
+    work = [("pair", Deadly())] * 8
+    with pytest.raises(BadInput, match=r"one of the 2 processes was killed.*--workers"):
+        list(killtable._spread(work, 2, lambda step: None))

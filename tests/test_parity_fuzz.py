@@ -43,6 +43,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_gguf(at / "gguf" / "a.gguf")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "PIECE", 2**11)
+        patch.setattr(stream, "LAYER", 2**8)
         convert(at / "single", at / "jax")
     return {name: at / name for name in ("single", "shards", "gguf", "jax")}
 

@@ -32,7 +32,9 @@ import jaxmodel.checkpoint, parity.source
 from jaxmodel import stream
 from parity.convert import convert
 
-stream.PIECE = 2**18  # so that stacks are written layer by layer
+stream.PIECE = 2**18
+stream.LAYER = 2**16  # so that stacks are written layer by layer
+stream.BEHIND = 2**20
 src, dst, to = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

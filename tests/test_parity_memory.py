@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 from benchmarks.memory import measured
 from configs import BadInput
 from configs.llama import llama
+from configs.places import Unwritable
 from jaxmodel import checkpoint, stream
 from parity import readers, table, writers
 from parity.convert import convert, hashes
@@ -34,6 +35,8 @@ SPEC = llama(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few KiB count as large."""
     monkeypatch.setattr(stream, "PIECE", 2**11)
+    monkeypatch.setattr(stream, "LAYER", 2**8)
+    monkeypatch.setattr(stream, "BEHIND", 2**11)
     monkeypatch.setattr(writers, "PIECE", 2**9)
 
 
@@ -53,6 +56,31 @@ def test_the_peak_is_far_below_the_weights(tmp_path: Path) -> None:
     for name, told in measured(tmp_path, 400).items():
         assert told["weights"] > 400
         assert told["more"] < 200, name
+
+
+@pytest.mark.usefixtures("small")
+def test_no_write_fails_unheard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of all that is waited for, each in turn: opening, a slice in between, the last one."""
+    source, right = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16")), stream.written
+    calls: list[Any] = []
+
+    async def counted(future: Any) -> Any:
+        calls.append(future)
+        done = await right(future)
+        if len(calls) == wrong:
+            raise Unwritable("lost")
+        return done
+
+    monkeypatch.setattr(stream, "written", counted)
+    wrong = 0
+    convert(source, tmp_path / "all")
+    total = len(calls)
+    assert total > 40
+    for wrong in (1, 2, total // 2, total - 1, total):
+        calls.clear()
+        with pytest.raises(BadInput, match="cannot be written: lost"):
+            convert(source, tmp_path / "jax")
+        assert not (tmp_path / "jax").exists()
 
 
 @pytest.mark.usefixtures("small")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from jaxmodel import checkpoint
 from parity.convert import convert
 from parity.source import open_source
 from tests.folders import entries, pt_file, spec_of, torch_state
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -68,6 +72,23 @@ def test_a_file_takes_its_name_with_and_without_links(
         lose()
     assert (tmp_path / "b").read_text() == "theirs"
     assert entries(tmp_path) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("to", "dst"), [("jax", "out"), ("hf", "out"), ("torch", "out.pt")])
+def test_all_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, ours: Path, monkeypatch: pytest.MonkeyPatch, to: str, dst: str
+) -> None:
+    settled, sync = set(), os.fsync
+
+    def note(file: int) -> None:
+        if not (tmp_path / dst).exists():
+            settled.add(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", note)
+    convert(ours, tmp_path / dst, to)
+    due = [tmp_path / dst, *(tmp_path / dst).rglob("*")]
+    assert {path.name for path in due if path.stat().st_ino not in settled} == set()
 
 
 @pytest.mark.parametrize(("to", "end"), [("jax", ""), ("hf", ""), ("torch", ".pt")])
@@ -138,3 +159,30 @@ def test_folders_made_on_the_way_go_when_the_write_fails(tmp_path: Path) -> None
     with places.appearing(tmp_path / "new" / ".." / "other" / "out") as hidden:
         hidden.mkdir()
     assert entries(tmp_path) == {"other"}
+
+
+FULL = """
+import resource, sys
+from jaxmodel import checkpoint
+from parity.convert import convert
+
+src, dst, to = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    convert(src, dst, to)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(("to", "dst"), [("jax", "out"), ("hf", "out"), ("torch", "out.pt")])
+def test_a_full_disk_is_said_and_nothing_is_left(
+    tmp_path: Path, ours: Path, to: str, dst: str
+) -> None:
+    """Every library has an error of its own for it. Here no file may have over 1,000 bytes."""
+    command = [sys.executable, "-c", FULL, str(ours), str(tmp_path / dst), to]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout.startswith(f"BadInput {tmp_path / dst} cannot be written: "), done.stderr
+    assert entries(tmp_path) == {"a.pt"}

@@ -258,6 +258,9 @@ def test_a_transposed_copy_is_the_plain_one(
 ) -> None:
     """Whatever the width and dtype, where axes merge to a matrix and where they do not."""
     monkeypatch.setattr(ops, "TURNED", 1 if turned_by == "xla" else 2**60)
+    turned = ops._turned(np.zeros((3, 40)).T)
+    assert (turned is not None) == (turned_by == "xla")
+    assert ops._turned(np.zeros((3, 80))[:, :40]) is None  # not in C order, and not transposed
     for dtype in DTYPES:
         for shape in [(), (5,), (3, 40), (40, 3), (2, 3, 35), (3, 4, 5, 6), (0, 4)]:
             x = wild(shape, dtype, len(shape))
