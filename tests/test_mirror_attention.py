@@ -65,7 +65,7 @@ def run(side: Side, spec: GQA, w: dict[str, np.ndarray], x: np.ndarray) -> np.nd
 def test_query_heads_meet_their_own_kv_head(
     side: Side, heads: int, kv: int, rope: Rope | None
 ) -> None:
-    """K/V head j serves query heads j n/k ... (repeat), and not j, j + k, ... (tile)."""
+    """Case 68: K/V head j serves query heads j n/k ... (repeat), and not j, j + k, ... (tile)."""
     spec = GQA(heads=heads, kv=kv, width=4, rope=rope)
     w, x = drawn(spec, 5, 7)
     got = run(side, spec, w, x)

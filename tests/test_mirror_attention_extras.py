@@ -116,6 +116,7 @@ def run(side: Side, spec: GQA, w: dict[str, np.ndarray], x: np.ndarray) -> np.nd
 
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_its_formula(side: Side, name: str) -> None:
+    """Case 70 among them: a window of 2 sees the token itself and the one before, no more."""
     spec = CASES[name]
     w, x = drawn(spec)
     expected = by_hand(spec, w, x)
@@ -125,7 +126,7 @@ def test_attention_is_its_formula(side: Side, name: str) -> None:
 
 
 def test_a_cap_on_scores_far_from_zero(side: Side) -> None:
-    """Scores up to 200, cap 50, window 4: capped before the mask, or hidden keys would be seen."""
+    """Case 71: scores up to 200, cap 50, window 4; capped before the mask, or all would be seen."""
     spec = replace(PLAIN, cap=50.0, window=4)
     w, x = drawn(spec)
     w["q.weight"] *= 40

@@ -98,6 +98,7 @@ def unchecked(request: pytest.FixtureRequest, model: Any) -> Callable[[np.ndarra
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(unchecked: Callable[[np.ndarray], Any], case: str) -> None:
+    """Case 95 among them: JAX would read another row, or NaN, for an id that is not there."""
     """One message for each, the same on both mirrors."""
     ids, message = REFUSED[case]
     with jax.enable_x64(True), pytest.raises(ValueError, match=message):
@@ -148,7 +149,7 @@ POSITIONS = np.array([[*range(5), *range(7)]])
 
 
 def test_packed_documents_do_not_leak(run: Run) -> None:
-    """Another first document leaves the second one's logits as they were, to the bit."""
+    """Case 77: another first document leaves the second one's logits as they were, to the bit."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 13, (1, 12))
     other = ids.copy()

@@ -80,9 +80,12 @@ def test_pairings_are_one_permutation_apart(side: Side) -> None:
     assert score("half", q, k, 0) == pytest.approx(score("adjacent", q, k, 0), rel=1e-14)
 
 
-@pytest.mark.parametrize("position", [257, 259, 513, 4_095])
-def test_bfloat16_keeps_its_phase(side: Side, position: int) -> None:
-    """The angle stays float32, cosine and sine are cast; positions are no bfloat16."""
+@pytest.mark.parametrize(
+    ("position", "as_bfloat16"),
+    [(257, 256), (259, 260), (513, 512), (4_095, 4_096), (15_962, 15_936)],
+)
+def test_bfloat16_keeps_its_phase(side: Side, position: int, as_bfloat16: int) -> None:
+    """Case 60: the angle stays float32, cosine and sine are cast; positions are no bfloat16."""
     bf16, h, base = ml_dtypes.bfloat16, 8, 10_000.0
     spec = Rope(base=base, pairs="half")
     x = np.array([1, 1, 1, 1, 0, 0, 0, 0], bf16)  # so that the result is (cos, sin) themselves
@@ -96,7 +99,7 @@ def test_bfloat16_keeps_its_phase(side: Side, position: int) -> None:
 
     np.testing.assert_array_equal(got.astype(np.float64), phases(position).astype(np.float64))
     lost = float(np.array(position, bf16))
-    assert lost != position
+    assert lost == as_bfloat16
     assert np.any(phases(lost) != phases(position))
 
 

@@ -18,10 +18,11 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxmodel
 from configs import Model
 from configs.llama import llama
 from configs.spec import Run, to_json
-from jaxmodel import checkpoint
+from jaxmodel import axes, checkpoint
 from parity import table
 from parity.convert import convert, hashes
 from parity.source import open_source
@@ -206,6 +207,37 @@ def test_a_pattern_of_blocks_with_a_remainder(tmp_path: Path) -> None:
     assert digests(torch.load(tmp_path / "b.pt")["state"]) == digests(state)
     convert(source, tmp_path / "flat", layout="unroll")
     assert hashes(open_source(tmp_path / "flat").tensors) == digests(state)
+
+
+def test_a_square_stack_has_its_layers_in_front(tmp_path: Path) -> None:
+    """Case 30: four layers of width four, where another axis would do as well by its size."""
+    spec = llama(
+        vocab=4, d=4, layers=4, heads=1, kv=1, hidden=4, max_len=8, base=500.0, pairs="half",
+        eps=1e-5, tied=False, width=4,
+    )  # fmt: skip
+    state = torch_state(spec, "float32")
+    convert(pt_file(tmp_path / "a.pt", spec, state), tmp_path / "jax")
+    read = checkpoint.read(tmp_path / "jax")
+    letters = axes.letters(jaxmodel.abstract(spec, layout="scan"))
+    for part in ("ffn/up", "ffn/gate", "ffn/down"):
+        path = f"stack/runs/0/0/{part}"
+        assert letters[path].split()[0] == "l"
+        due = [state[f"layers.{i}.{part.replace('/', '.')}.weight"].numpy().T for i in range(4)]
+        np.testing.assert_array_equal(read[path], np.stack(due))
+    norms = [state[f"layers.{i}.pre_ffn.weight"].numpy() for i in range(4)]
+    np.testing.assert_array_equal(read["stack/runs/0/0/pre_ffn/weight"], np.stack(norms))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_export_has_every_tensor_and_says_its_dtype(tmp_path: Path, dtype: str) -> None:
+    """Case 31: the embedding too, to the byte, and the dtype in the config that is in the file."""
+    state = torch_state(spec_of(tied=False), dtype)
+    convert(pt_file(tmp_path / "a.pt", spec_of(tied=False), state), tmp_path / "hf", "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    assert model.dtype == getattr(torch, dtype)
+    assert sorted(digests(model.state_dict()).values()) == sorted(digests(state).values())
+    embed = model.get_input_embeddings().weight.detach()
+    assert digests({"": embed}) == digests({"": state["embed.weight"]})
 
 
 @given(

@@ -228,6 +228,7 @@ def test_masters_move_where_bfloat16_would_not(four_steps: Any) -> None:
 
 
 def test_the_state_given_is_gone_and_nothing_else() -> None:
+    """Cases 38 and 39: what is tied is one leaf, and no buffer is in the state twice."""
     arrays = narrow(training.lively(training.spec()))
     kept = {path: x.copy() for path, x in arrays.items()}
     plan = training.plan((2, 2, 2))
@@ -235,6 +236,8 @@ def test_the_state_given_is_gone_and_nothing_else() -> None:
     leaves = jax.tree.leaves(state)
     pointers = [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in leaves]
     assert len(set(pointers)) == len(pointers)  # a buffer given twice cannot be taken over twice
+    by_vocab = [path for path, x in state.params.items() if sorted(x.shape) == [32, 48]]
+    assert by_vocab == ["embed/weight"]
     after, _ = step.make(plan)(state, training.on(plan, training.batch()))
     assert all(x.is_deleted() for x in leaves)
     assert not any(x.is_deleted() for x in jax.tree.leaves(after))
