@@ -72,9 +72,12 @@ def answering(as_json: bool = False, save: Path | None = None) -> Iterator[None]
 
     A `save` that cannot be written is refused before the work.
     """
+    from absl import logging
+
     from configs import BadInput
     from configs.places import file_place
 
+    logging.set_verbosity(logging.FATAL)  # or Orbax's threads print what they raise as well
     try:
         if save is not None:
             file_place(save)
@@ -88,12 +91,31 @@ def answering(as_json: bool = False, save: Path | None = None) -> Iterator[None]
         if extra is None:
             raise
         message = f"this verb needs {error.name}; install it with: pip install 'jaxtwin[{extra}]'"
+    except typer.Exit:  # a RuntimeError, too
+        raise
+    except (RuntimeError, AssertionError):
+        message = jax_does_not_start()
+        if not message:
+            raise
     else:
         return
     if as_json:
         print(json.dumps({"error": message}))
     typer.secho(f"error: {message}", fg="red", err=True)
     raise typer.Exit(2)
+
+
+def jax_does_not_start() -> str:
+    """Why JAX has no device to offer; empty if it has."""
+    try:
+        import jax
+
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).splitlines()[0] if str(error) else "there is no such backend here"
+        return f"JAX does not start with JAX_PLATFORMS={asked}: {why}; unset it, or set cpu"
+    return ""
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +71,11 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         settle(hidden)  # or a name could outlive a loss of power, and what it names not
         _name(hidden, place, dst)
     except BaseException as error:
-        if hidden.is_dir():
+        for _ in range(20):  # a library's thread may still be putting files there
+            if not hidden.is_dir():
+                break
             shutil.rmtree(hidden, ignore_errors=True)
+            time.sleep(0.05 * hidden.is_dir())
         with contextlib.suppress(OSError):
             hidden.unlink(missing_ok=True)
         for parent in new:
@@ -103,7 +107,7 @@ def hurry(file: int, at: int = 0, length: int = 0) -> None:
     `settle` has little left to wait for then. Linux reads the advice in this way; where there is
     none, nothing is lost.
     """
-    if hasattr(os, "posix_fadvise"):
+    with contextlib.suppress(AttributeError, OSError):
         os.posix_fadvise(file, at, length, os.POSIX_FADV_DONTNEED)
 
 

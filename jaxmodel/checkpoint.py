@@ -70,7 +70,7 @@ def write(
     prove(spec, layout, {path: x.shape for path, x in arrays.items()}, f"the model for {folder}")
     _refuse_names(carry or {})
     with _appearing(Path(folder)) as hidden:  # absolute: Orbax takes no other
-        with storage():
+        with stream.SAVING, storage():
             try:
                 ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
             except Exception as error:  # of many kinds

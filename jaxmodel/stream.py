@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import math
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,8 +29,10 @@ from configs.places import Unwritable, hurry
 Index = tuple[slice, ...]
 T = TypeVar("T")
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
-BEHIND = 2**25  # bytes being written while the next slice is read (or that one slice)
+BEHIND = 2**24  # bytes being written while the next slice is read (or that one slice)
 LAYER = 2**20  # bytes of a layer from which on it is a chunk of its own
+
+SAVING = threading.Lock()  # Orbax numbers what it saves for the whole process, and mixes them up
 
 CONTEXT = {
     "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}
@@ -89,8 +92,8 @@ class Handler(ocp.type_handlers.NumpyHandler):
     """Writes leaves one after another, a slice while the next is being read.
 
     The disk is kept busy and not waited for: who gives the folder its name does that. The first
-    error is kept for `write` to raise, as a reader's own or as Unwritable: Orbax would leave the
-    loop while other leaves still wait for their turn.
+    error, a reader's own or Unwritable, stops all, and is kept for `write` to raise. Orbax hears of
+    it from the last leaf: it leaves the loop at once, and others would still be at work.
     """
 
     def __init__(self) -> None:
@@ -98,24 +101,35 @@ class Handler(ocp.type_handlers.NumpyHandler):
         self.begun: set[Path] = set()
         self.writing: deque[tuple[int, ts.WriteFutures]] = deque()  # with its bytes
         self.turn = asyncio.Lock()
+        self.at_work = 0  # leaves given and not done
+        self.idle = threading.Event()
+        self.idle.set()
         self.context = ts.Context({**CONTEXT, "file_io_sync": False})
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     async def _open_and_write(
         self, value: Leaf, tspec: dict[str, Any], ts_context: ts.Context
     ) -> None:
         mine: list[ts.WriteFutures] = []
+        self.at_work += 1
+        self.idle.clear()
         try:
-            async with self.turn:
-                if self.error is None:
-                    await self._fill(value, tspec, mine)
-        except Exception as error:
-            self.error = self.error or error
-        for future in mine:  # while the next leaf has its turn; and none is left behind
             try:
-                await written(future)
-            except Unwritable as error:
+                async with self.turn:
+                    await self._fill(value, tspec, mine)
+            except Exception as error:
                 self.error = self.error or error
+            for future in mine:  # while the next leaf has its turn; and none is left behind
+                try:
+                    await written(future)
+                except Unwritable as error:
+                    self.error = self.error or error
+        finally:
+            self.at_work -= 1
+            if self.at_work == 0:
+                self.idle.set()
+        if self.error is not None and self.at_work == 0:
+            raise Unwritable(self.error) from self.error
 
     async def _fill(self, value: Leaf, tspec: dict[str, Any], mine: list[ts.WriteFutures]) -> None:
         opening = ts.open(ts.Spec(tspec), create=True, open=True, context=self.context)
@@ -123,6 +137,8 @@ class Handler(ocp.type_handlers.NumpyHandler):
         chunk = tspec["metadata"]["chunk_grid"]["configuration"]["chunk_shape"]
         files = Path(tspec["kvstore"]["base"]["path"], "d")
         for index, part in value.parts(tuple(chunk)):
+            if self.error is not None:
+                return
             while self.writing and part.nbytes + sum(size for size, _ in self.writing) > BEHIND:
                 await written(self.writing.popleft()[1])
                 for path in set(files.iterdir()) - self.begun:
@@ -147,12 +163,14 @@ def write(step: Path, group: str, arrays: Mapping[str, Lazy], stacks: set[str]) 
         use_ocdbt=True, use_zarr3=True, use_compression=False, type_handler_registry=registry
     )
     storage = {path: leaf.storage() for path, leaf in leaves.items()}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{group: handler})) as saver:
+    with SAVING, ocp.Checkpointer(ocp.CompositeCheckpointHandler(**{group: handler})) as saver:
         args = ocp.args.PyTreeSave(leaves, save_args=storage)
         try:
             saver.save(step, ocp.args.Composite(**{group: args}))
-        except Exception as error:
-            raise slices.error or Unwritable(error) from error
+        except BaseException as error:  # Ctrl-C too, which stops this thread alone
+            if slices.error is None:
+                slices.error = Unwritable(error) if isinstance(error, Exception) else error
+            slices.idle.wait(60)
     if slices.error is not None:
         raise slices.error
 

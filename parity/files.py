@@ -90,14 +90,21 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
         shape, dtype = shapes[name], known[dtypes[name]]
         start, stop = (8 + length + at for at in entries[name]["data_offsets"])
 
-        def read() -> np.ndarray:
-            raw = np.fromfile(path, np.uint8, stop - start, offset=start)
-            if len(raw) < stop - start:
+        def here() -> Path:
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+            if size < stop:
                 raise BadInput(f"{path} has become shorter since it was opened")
+            return path
+
+        def read() -> np.ndarray:
+            raw = np.fromfile(here(), np.uint8, stop - start, offset=start)
             return raw.view(dtype).reshape(shape)
 
         def slices(index: Index) -> np.ndarray:
-            raw = np.memmap(path, np.uint8, "r", start, (stop - start,))
+            raw = np.memmap(here(), np.uint8, "r", start, (stop - start,))
             return np.array(raw.view(np.ndarray).view(dtype).reshape(shape)[index])
 
         return Tensor(shape, dtype, read, slices)

@@ -109,10 +109,10 @@ def _turned(x: np.ndarray) -> np.ndarray | None:
 
         try:
             cpu = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX was told to use none
+            with jax.enable_x64(True):  # or 64 bits would be cut to 32
+                return np.asarray(jax.device_put(flat, cpu)).reshape(x.shape).view(x.dtype)
+        except Exception:  # JAX was told to use no CPU, to guard transfers, to trace: NumPy then
             return None
-        with jax.enable_x64(True):  # or 64 bits would be cut to 32
-            return np.asarray(jax.device_put(flat, cpu)).reshape(x.shape).view(x.dtype)
     return None
 
 

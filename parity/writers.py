@@ -109,7 +109,7 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
 
     def write(file: BinaryIO, at: int, x: np.ndarray) -> None:
         for piece in raw(x):
-            while piece:  # one call writes 2 GiB at most
+            while piece:  # one call writes 2 GiB at most, and less on a disk that is nearly full
                 done = os.pwrite(file.fileno(), piece, at)
                 hurry(file.fileno(), at, done)
                 piece, at = piece[done:], at + done
@@ -119,7 +119,7 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
         for path, names in layout.items():
             header, starts = safetensors_header({name: tensors[name] for name in names})
             file: BinaryIO = stack.enter_context(path.open("wb", buffering=0))
-            file.write(header)
+            write(file, 0, np.frombuffer(header, np.uint8))
             places |= {name: (file, len(header) + start) for name, start in starts.items()}
         behind = stack.enter_context(Behind())
         for name, tensor in tensors.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 # The simulated devices share this machine's few cores, so a collective among eight of them can
@@ -24,6 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: one torch t
 assert not {"jax", "torch", "jaxmodel", "torchref"} & sys.modules.keys(), "imported too early"
 
 from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -44,6 +46,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("wander", suppress_health_check=_slow_inputs, **_always)
 hypothesis.settings.load_profile("steady")
 
+from parity.memory import give_back  # noqa: E402
 from tests.kit import GOLDEN, Golden  # noqa: E402
 
 
@@ -58,3 +61,13 @@ def x64() -> Iterator[None]:
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Each recorded model in turn."""
     return Golden.load(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spared() -> Iterator[None]:
+    """What JAX has compiled for one file's models is of no use to the next, and grows to GBs."""
+    yield
+    pages = Path("/proc/self/statm")
+    if pages.exists() and int(pages.read_text().split()[1]) * resource.getpagesize() > 3e9:
+        jax.clear_caches()
+        give_back()

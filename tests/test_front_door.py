@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from jaxtwin import app
 from tests.kit import DATA
 
+ROOT = Path(__file__).parent.parent
 GOLDEN = str(DATA / "reference_mqa_untied.npz")
 
 
@@ -200,3 +202,27 @@ def test_run_file_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     said = refused("train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"))
     assert "sede" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda", "nonsense"])
+def test_a_backend_that_is_not_there(tmp_path: Path, platform: str) -> None:
+    """JAX says so with a RuntimeError, or with an assertion and no word at all."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "jaxtwin",
+            "convert",
+            "smollm2-tiny",
+            str(tmp_path / "x"),
+            "--to=jax",
+        ],
+        env={**os.environ, "JAX_PLATFORMS": platform},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"error: JAX does not start with JAX_PLATFORMS={platform}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())

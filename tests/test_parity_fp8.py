@@ -139,3 +139,23 @@ def test_float8_is_no_dtype_of_other_folders(tmp_path: Path) -> None:
     """Of E5M2 nobody states scales."""
     with pytest.raises(BadInput, match=r"(?s)not of a supported dtype .*x: F8_E5M2"):
         folder(tmp_path, x=W.astype(ml_dtypes.float8_e5m2))
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path, change: str) -> None:
+    """Read whole, in part, and scaled."""
+    given = folder(tmp_path, x__weight=W, x__weight_scale_inv=SCALES)
+    scaled = float8.dequantized(given, config(), "here", [])["x.weight"]
+    file = tmp_path / "model.safetensors"
+    if change == "cut":
+        file.write_bytes(file.read_bytes()[:-20])
+    else:
+        file.unlink()
+    message = {"cut": "has become shorter since it was opened", "gone": "cannot be read: No such"}
+    for read in (
+        given["x.weight"].read,
+        lambda: given["x.weight"].part((slice(0, 1), slice(0, 1))),
+        scaled.read,
+    ):
+        with pytest.raises(BadInput, match=message[change]):
+            read()

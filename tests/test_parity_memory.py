@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,17 @@ def test_the_peak_is_far_below_the_weights(tmp_path: Path) -> None:
     for name, told in measured(tmp_path, 400).items():
         assert told["weights"] > 400
         assert told["more"] < 200, name
+
+
+@pytest.mark.usefixtures("small")
+def test_conversions_in_threads_do_not_meet(tmp_path: Path) -> None:
+    """Orbax numbers what it saves for the process: two at a time waited for one another."""
+    source = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16"))
+    with ThreadPoolExecutor(3) as pool:
+        done = [pool.submit(convert, source, tmp_path / f"out{i}", sha256=True) for i in range(6)]
+        found = [report.result(120)["sha256"] for report in done]
+    assert all(each == found[0] for each in found)
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.usefixtures("small")

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -271,3 +272,17 @@ def test_a_transposed_copy_is_the_plain_one(
                 assert out.tobytes() == turned.tobytes()
                 assert ops.ordered(turned).tobytes() == turned.tobytes()
                 assert ops.ordered(turned).flags.c_contiguous
+
+
+def test_numpy_transposes_where_jax_may_not() -> None:
+    """Under somebody's trace, or a guard of transfers."""
+    x = wild((1024, 512), np.float32, 3).T
+    assert ops._turned(x) is not None
+
+    def traced(y: jax.Array) -> jax.Array:
+        assert ops.ordered(x).tobytes() == x.tobytes()
+        return y
+
+    jax.jit(traced)(1.0)
+    with jax.transfer_guard("disallow_explicit"):
+        assert ops.ordered(x).tobytes() == x.tobytes()
