@@ -81,8 +81,11 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         for parent in new:
             with contextlib.suppress(OSError):  # not ours alone any more
                 parent.rmdir()
-        if isinstance(error, Unwritable) or (isinstance(error, OSError) and error.errno in FULL):
-            why = (str(error) or type(error).__name__)[:200]
+        full = isinstance(error, OSError) and (
+            error.errno in FULL or str(error.filename or "").startswith(str(hidden))
+        )
+        if isinstance(error, Unwritable) or full:
+            why = getattr(error, "strerror", None) or str(error)[:200] or type(error).__name__
             raise BadInput(f"{dst} cannot be written: {why}") from error
         raise
 

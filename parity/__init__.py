@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,10 @@ def check(src: str | os.PathLike[str], **how: Any) -> Report:
 
     BadInput (a ValueError) where a source cannot be read, or something is at `keep`.
     """
+    from configs import BadInput
+
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput("the check needs PyTorch, which is not installed: pip install 'jaxtwin[hf]'")
     from parity.proof import check
 
     return check(os.fspath(src), **how)

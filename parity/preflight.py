@@ -39,11 +39,18 @@ def spec(torch: Model, jax: Model) -> list[Difference]:
         for field in sorted(there.keys() | here.keys())
         if there.get(field, "absent") != here.get(field, "absent")
     ]
-    # Where one side has a part and the other none, the part is the difference, not its fields.
+    # Where one side has a part and the other none, the part is the difference, not its fields; and
+    # where a list is longer, its length.
+    parts = [part + "." for part in odd]
+    for field in odd:
+        if field.endswith(".length") and field in there and field in here:
+            few, many = sorted((there[field], here[field]))
+            parts += [field.removesuffix("length") + f"{i}." for i in range(few, many)]
+    shown = [(field, _shown(there, field), _shown(here, field)) for field in odd]
     return [
-        Difference(f"spec: {field}", _shown(there, field), _shown(here, field))
-        for field in odd
-        if not any(field.startswith(part + ".") for part in odd)
+        Difference(f"spec: {field}", t, j)
+        for field, t, j in shown
+        if t != j and not field.startswith(tuple(parts))
     ]
 
 

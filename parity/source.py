@@ -12,12 +12,14 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from configs import PRESETS, BadInput, Model, nearest, preset
+from configs.presets import NOT_YET
 from configs.shrink import shrunk
 from parity import dialects, files, float8, readers, settle, table, token_ids, tokenizer
 from parity.dialects import HF_CONFIG, decoder_config
@@ -126,6 +128,14 @@ def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
         raise BadInput(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def _models_in(folder: Path) -> list[str]:
+    """What lies in a folder and may be a model, for a hint."""
+    try:
+        return [p.name for p in folder.iterdir() if p.is_dir() or p.suffix in FILES]
+    except OSError:
+        return []
+
+
 def _opened(name: str, seed: int) -> Source:
     if name.startswith("random:"):
         return _preset(name, preset(name.removeprefix("random:")), seed)
@@ -151,9 +161,15 @@ def _opened(name: str, seed: int) -> Source:
             + "".join(f"; give the file itself: {p}" for p in sorted(path.glob("*.gguf"))[:1])
         )
     if not path.exists():
-        if len(path.parts) > 1 or path.is_absolute():
-            raise BadInput(f"there is no file and no folder {name!r}; check the path")
-        known = {*PRESETS, *PACKAGES}
+        if name in NOT_YET:
+            preset(name)  # says what is missing
+        if len(path.parts) > 1 or name.startswith("."):
+            alike = get_close_matches(path.name, _models_in(path.parent), n=1)
+            hint = f"did you mean {path.with_name(alike[0])}?" if alike else "check the path"
+            hub = len(path.parts) == 2 and not path.parent.exists()
+            more = " (a model on a hub is downloaded first: nothing here does that)" if hub else ""
+            raise BadInput(f"there is no file and no folder {name!r}; {hint}{more}")
+        known = {*PRESETS, *PACKAGES, *_models_in(path.parent)}
         raise BadInput(f"there is no model and no file called {name!r}; {nearest(name, known)}")
     if path.suffix in FILES:
         return FILES[path.suffix](path)

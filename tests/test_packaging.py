@@ -111,7 +111,7 @@ def test_all_installs_every_extra() -> None:
 
 
 # Modules whose distribution has another name.
-DISTRIBUTION = {"orbax": "orbax-checkpoint"}
+DISTRIBUTION = {"absl": "absl-py", "orbax": "orbax-checkpoint"}
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "jaxtwin"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import parity
 from configs import PRESETS, BadInput
 from parity import bridge, budgets, judge, metrics, report, sides
 from parity.faults import FAULTS
@@ -264,3 +266,9 @@ def test_console_shows_what_fails(checked: Report) -> None:
     text = " ".join(text.split())
     assert "NOT EQUAL: 1 of" in text
     assert "'grad layers.1.attn.q.weight' in float32: 3.00e-06 where 1.00e-06" in text
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"PyTorch, which is not installed: pip install 'jaxtwin"):
+        parity.check("smollm2-tiny")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs import Model
+from configs import PRESETS, Model
 from configs.spec import Run
 from jaxmodel.probe import Slot, looking, probe
 from parity import cached, curves, killtable, metrics, preflight, probes
@@ -381,3 +381,13 @@ def test_a_weight_of_no_known_slip_has_none() -> None:
     ((difference, slip),) = preflight.weights(None, {"w": x}, {"w": y})
     assert slip is None
     assert "36 of 36 elements differ" in difference.about
+
+
+def test_layers_that_one_side_does_not_have_are_one_difference() -> None:
+    """Not one for each of their fields, and none where both sides have nothing."""
+    one, two = PRESETS["llama3-tiny"], PRESETS["gemma3-tiny"]
+    found = preflight.spec(one, two)
+    assert all(difference.torch != difference.jax for difference in found)
+    lengths = [d for d in found if d.what.endswith(".length")]
+    assert lengths
+    assert not [d for d in found if d.what.startswith("spec: runs.1.")]

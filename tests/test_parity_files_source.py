@@ -330,3 +330,25 @@ def test_transformers_agrees_on_which_tensors_there_are(folder: Folder) -> None:
     assert not info["unexpected_keys"]
     assert len(stored(folder)) == len(dict(hf_model().named_parameters()))
     assert safetensors.numpy.load_file(folder / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("my-lama", "no model and no file called 'my-lama'; did you mean 'my-llama'"),
+        ("./my-lama", "no file and no folder './my-lama'; did you mean my-llama"),
+        ("deep/bigg", "no file and no folder 'deep/bigg'; did you mean deep/big.gguf"),
+        ("./nothing", "no file and no folder './nothing'; check the path$"),
+        ("meta-llama/Llama-3.2-1B", "check the path .a model on a hub is downloaded first"),
+    ],
+)
+def test_a_path_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-llama").mkdir()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "big.gguf").touch()
+    (tmp_path / "deep" / "bigg.txt").touch()  # nothing that is read
+    with pytest.raises(BadInput, match=hint):
+        open_source(name)

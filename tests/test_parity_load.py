@@ -194,3 +194,8 @@ def test_a_mesh_that_does_not_fit_is_refused(sources: dict[str, Path]) -> None:
     devices = mesh.build(runs.Mesh(data=1, fsdp=1, tensor=8))
     with pytest.raises(BadInput, match="does not divide by tensor=8"):
         parity.load(path, mesh=devices)
+
+
+def test_a_dtype_that_does_not_exist() -> None:
+    with pytest.raises(BadInput, match="there is no dtype 'float3'; did you mean 'float32'"):
+        parity.load("smollm2-tiny", dtype="float3")

@@ -186,3 +186,16 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     )
     assert done.stdout.startswith(f"BadInput {tmp_path / dst} cannot be written: "), done.stderr
     assert entries(tmp_path) == {"a.pt"}
+
+
+def test_what_the_system_says_of_the_hidden_name_is_said_of_the_real_one(tmp_path: Path) -> None:
+    """As where a folder takes no entries (/proc)."""
+    (tmp_path / "deep").mkdir()
+
+    def lose() -> None:
+        with places.appearing(tmp_path / "deep" / "out") as hidden:
+            (tmp_path / "deep").rmdir()
+            hidden.mkdir()
+
+    with pytest.raises(BadInput, match=r"deep/out cannot be written: No such file or directory$"):
+        lose()

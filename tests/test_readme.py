@@ -16,6 +16,7 @@ from configs import (
     LN,
     PRESETS,
     RMS,
+    BadInput,
     DynamicNTK,
     Glu,
     Linear,
@@ -30,8 +31,10 @@ from configs import (
     Yarn,
 )
 from configs.llama import llama
+from configs.presets import NOT_YET
 from configs.shrink import shrunk
 from parity import bridge, judge
+from parity.source import open_source
 from tests.kit import torch_model
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
@@ -69,6 +72,13 @@ def test_every_preset_has_a_row_and_every_row_but_those_to_come_a_preset() -> No
     built = {name for name, state in MODELS if state != "not yet"}
     tests_own = {name for name in PRESETS if name.endswith("-tiny")}
     assert built == set(PRESETS) - tests_own
+    assert {name for name, state in MODELS if state == "not yet"} == set(NOT_YET)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_what_is_to_come_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=f"^{name} is not supported yet: "):
+        open_source(name)
 
 
 LIGHT = {"gpt2"}  # the others take minutes together
