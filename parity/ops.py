@@ -91,8 +91,7 @@ def _turned(x: np.ndarray) -> np.ndarray | None:
     """x in C order, if it is a large transposed matrix, or is one where axes are merged.
 
     NumPy goes along whole rows of the copy, and of every line of memory that it fetches for them it
-    uses one value; what JAX makes of a strided array for the CPU is transposed tile by tile, in a
-    half to an eighth of the time.
+    uses one value. What JAX makes of a strided array for the CPU is transposed tile by tile.
     """
     if x.nbytes < TURNED:
         return None
