@@ -10,10 +10,9 @@ import numpy as np
 from configs import BadInput
 from configs.errors import nearest
 from parity.convert import jax_tensors
+from parity.files import FLOATS
 from parity.source import Source
 from parity.tensors import Tensor
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 if TYPE_CHECKING:
     import jax
@@ -41,7 +40,9 @@ def decoder(
     try:
         wanted = jnp.dtype(source.dtype if dtype is None else dtype)
     except TypeError:
-        raise BadInput(f"there is no dtype {dtype!r}; {nearest(str(dtype), DTYPES)}") from None
+        raise BadInput(
+            f"there is no dtype {dtype!r}; {nearest(str(dtype), map(str, FLOATS.values()))}"
+        ) from None
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
         raise BadInput(
             f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
