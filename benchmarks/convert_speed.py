@@ -20,8 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
-
 
 def seconds(act: Callable[[], object], memory: int) -> float:
     """How long that takes, once there are so many bytes of memory that were just in use.
@@ -48,7 +46,7 @@ def copied(src: Path, dst: Path) -> None:
 
 def best(src: Path, dst: Path, to: str, times: int, size: int) -> tuple[float, float]:
     """The fewest seconds of a copy of `src` and of its conversion, in turns."""
-    from parity.convert import convert
+    from jaxtwin.parity.checkpoints.convert import convert
 
     copies, conversions = [], []
     for _ in range(times):
@@ -66,8 +64,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work (a new folder below)")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from benchmarks.synthetic import make
-    from parity.convert import convert
+    from jaxtwin.benchmarks.synthetic import make
+    from jaxtwin.parity.checkpoints.convert import convert
 
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)

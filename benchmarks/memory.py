@@ -16,8 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-
 CONVERT = """
 import json, sys
 
@@ -25,8 +23,8 @@ def told(key):  # in KiB
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
-import jaxmodel.checkpoint, parity.source, safetensors
-from parity.convert import convert
+import jaxtwin.jaxmodel.checkpoint, jaxtwin.parity.checkpoints.source, safetensors
+from jaxtwin.parity.checkpoints.convert import convert
 
 base = told("VmRSS")
 report = convert(sys.argv[1], sys.argv[2], sys.argv[3], sha256=True)
@@ -39,7 +37,7 @@ def converted(src: Path, dst: Path, to: str) -> dict[str, object]:
     """{"base", "more"} in MiB, and the hashes, of one conversion in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", CONVERT, str(src), str(dst), to],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,
@@ -52,7 +50,7 @@ def converted(src: Path, dst: Path, to: str) -> dict[str, object]:
 def measured(folder: Path, mib: int) -> dict[str, dict[str, float]]:
     """The peaks of HF -> jax -> HF -> HF, in MiB, with the size of the weights among them."""
     sys.path.insert(0, str(ROOT))
-    from benchmarks.synthetic import make
+    from jaxtwin.benchmarks.synthetic import make
 
     size = make(folder / "hf", mib) / 2**20
     out, hashes = {}, []

@@ -8,11 +8,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from configs import Model
-from configs.llama import llama
-from parity import tensors, writers
-from parity.dialects import HF_LLAMA, to_hf
-from parity.tensors import Tensor
+from jaxtwin.configs import Model
+from jaxtwin.configs.llama import llama
+from jaxtwin.parity.checkpoints import writers
+from jaxtwin.parity.checkpoints.dialects import HF_LLAMA, to_hf
+from jaxtwin.parity.table import tensors
+from jaxtwin.parity.table.tensors import Tensor
 
 SHARD = 2**29
 

@@ -1,8 +1,8 @@
 """What a model is and what a run does, as data. Imports no machine-learning framework."""
 
-from configs.errors import BadInput, nearest
-from configs.presets import PRESETS, preset
-from configs.spec import (
+from jaxtwin.configs.errors import BadInput, nearest
+from jaxtwin.configs.presets import PRESETS, preset
+from jaxtwin.configs.spec import (
     GQA,
     LEGEND,
     LN,

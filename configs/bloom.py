@@ -1,6 +1,6 @@
 """BLOOM's style: ALiBi, LayerNorm also of the embedding, GELU, biases everywhere, tied."""
 
-from configs.spec import GQA, LN, Alibi, Block, Mlp, Model, Run
+from jaxtwin.configs.spec import GQA, LN, Alibi, Block, Mlp, Model, Run
 
 
 def bloom(*, vocab: int, d: int, layers: int, heads: int, max_len: int) -> Model:

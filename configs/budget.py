@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.spec import GQA, LN, RMS, Block, Glu, Learned, Mlp, Model, PostBlock, T5Bias
+from jaxtwin.configs.spec import GQA, LN, RMS, Block, Glu, Learned, Mlp, Model, PostBlock, T5Bias
 
 
 @dataclass(frozen=True)

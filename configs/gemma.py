@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from configs.spec import GQA, RMS, Block, Glu, Model, QKNorm, Rope, Run
+from jaxtwin.configs.spec import GQA, RMS, Block, Glu, Model, QKNorm, Rope, Run
 
 NORM = RMS(eps=1e-6, offset=True, cast="after")
 

@@ -1,6 +1,6 @@
 """GPT-2: learned positions, LayerNorm before each part, GELU, biases everywhere, tied."""
 
-from configs.spec import GQA, LN, Block, Learned, Mlp, Model, Run
+from jaxtwin.configs.spec import GQA, LN, Block, Learned, Mlp, Model, Run
 
 
 def gpt2(*, vocab: int, d: int, layers: int, heads: int, max_len: int) -> Model:

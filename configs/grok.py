@@ -1,6 +1,6 @@
 """Grok's style with a dense feed-forward: norms before and after, scores and logits capped."""
 
-from configs.spec import GQA, RMS, Block, Glu, Model, Rope, Run
+from jaxtwin.configs.spec import GQA, RMS, Block, Glu, Model, Rope, Run
 
 
 def grok(

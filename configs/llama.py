@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from configs.spec import GQA, RMS, Block, Glu, Llama3, Model, QKNorm, Rope, Run, Scaling
+from jaxtwin.configs.spec import GQA, RMS, Block, Glu, Llama3, Model, QKNorm, Rope, Run, Scaling
 
 
 def llama(

@@ -1,6 +1,6 @@
 """Mistral: a Llama whose tokens see a window (Jiang et al. 2023, arXiv 2310.06825)."""
 
-from configs.llama import llama
+from jaxtwin.configs.llama import llama
 
 PRESETS = {
     # arXiv 2310.06825, table 1; mistralai/Mistral-7B-v0.1, config.json (32,768 positions)

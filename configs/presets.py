@@ -2,9 +2,9 @@
 
 import difflib
 
-from configs import bloom, gemma, gpt2, grok, llama, mistral, qwen, reference, transformer
-from configs.errors import BadInput, nearest
-from configs.spec import Model
+from jaxtwin.configs import bloom, gemma, gpt2, grok, llama, mistral, qwen, reference, transformer
+from jaxtwin.configs.errors import BadInput, nearest
+from jaxtwin.configs.spec import Model
 
 FAMILIES = (reference, gpt2, transformer, llama, mistral, qwen, gemma, grok, bloom)
 PRESETS: dict[str, Model] = {

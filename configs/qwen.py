@@ -1,6 +1,6 @@
 """Qwen: Llamas whose Q, K and V have biases (2.5) or whose queries and keys are normed (3)."""
 
-from configs.llama import llama
+from jaxtwin.configs.llama import llama
 
 PRESETS = {
     # Qwen Team 2024, arXiv 2412.15115, table 1; Qwen/Qwen2.5-0.5B, config.json

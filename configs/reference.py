@@ -1,6 +1,6 @@
 """The 100M reference decoder, and a tiny twin of it that tests can afford."""
 
-from configs.llama import llama
+from jaxtwin.configs.llama import llama
 
 PRESETS = {
     "reference-100m": llama(

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field, model_validator
 
-from configs.errors import BadInput
-from configs.spec import Above0, Size, Small, spec, validated
+from jaxtwin.configs.errors import BadInput
+from jaxtwin.configs.spec import Above0, Size, Small, spec, validated
 
 Count = Annotated[int, Field(ge=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

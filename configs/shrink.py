@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from configs.spec import (
+from jaxtwin.configs.spec import (
     GQA,
     Block,
     DynamicNTK,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 import pydantic
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from configs.errors import BadInput
+from jaxtwin.configs.errors import BadInput
 
 LEGEND = {
     "b": "batch",

@@ -1,6 +1,6 @@
 """A decoder-only stack in the style of 2017: post-LayerNorm, sinusoidal positions, ReLU, biases."""
 
-from configs.spec import GQA, LN, Mlp, Model, PostBlock, Run, Sinusoidal
+from jaxtwin.configs.spec import GQA, LN, Mlp, Model, PostBlock, Run, Sinusoidal
 
 
 def transformer(*, vocab: int, d: int, layers: int, heads: int, hidden: int, max_len: int) -> Model:

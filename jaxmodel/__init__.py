@@ -1,6 +1,6 @@
 """The decoder in JAX (Flax NNX): the fast mirror of torchref."""
 
-from jaxmodel.model import Decoder, abstract
-from jaxmodel.sample import generate
+from jaxtwin.jaxmodel.model import Decoder, abstract
+from jaxtwin.jaxmodel.sample import generate
 
 __all__ = ["Decoder", "abstract", "generate"]

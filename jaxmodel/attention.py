@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from configs.spec import GQA, QKNorm
-from jaxmodel.axes import Maker, constrain, times, used
-from jaxmodel.bias import BIASES
-from jaxmodel.cache import KV, Seen, ago, extend
-from jaxmodel.cap import CAPS
-from jaxmodel.norm import NORMS
-from jaxmodel.position import RELATIVES, ROTARIES
-from jaxmodel.probe import probe
+from jaxtwin.configs.spec import GQA, QKNorm
+from jaxtwin.jaxmodel.axes import Maker, constrain, times, used
+from jaxtwin.jaxmodel.bias import BIASES
+from jaxtwin.jaxmodel.cache import KV, Seen, ago, extend
+from jaxtwin.jaxmodel.cap import CAPS
+from jaxtwin.jaxmodel.norm import NORMS
+from jaxtwin.jaxmodel.position import RELATIVES, ROTARIES
+from jaxtwin.jaxmodel.probe import probe
 
 
 class NormedHeads(nnx.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxmodel.axes import Maker, used
+from jaxtwin.jaxmodel.axes import Maker, used
 
 
 class Bias(nnx.Module):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs import spec as specs
-from jaxmodel.attention import ATTENTIONS
-from jaxmodel.axes import Maker, constrain
-from jaxmodel.cache import KV, Seen
-from jaxmodel.ffn import FFNS
-from jaxmodel.norm import NORMS
-from jaxmodel.probe import probe
+from jaxtwin.configs import spec as specs
+from jaxtwin.jaxmodel.attention import ATTENTIONS
+from jaxtwin.jaxmodel.axes import Maker, constrain
+from jaxtwin.jaxmodel.cache import KV, Seen
+from jaxtwin.jaxmodel.ffn import FFNS
+from jaxtwin.jaxmodel.norm import NORMS
+from jaxtwin.jaxmodel.probe import probe
 
 
 class Block(nnx.Module):

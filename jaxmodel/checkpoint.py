@@ -26,11 +26,11 @@ import numpy as np
 import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
 
-from configs import BadInput, nearest, places
-from configs.spec import Model, from_json, to_json
-from jaxmodel import axes, stream
-from jaxmodel.model import Decoder, abstract
-from jaxmodel.stack import LAYOUTS
+from jaxtwin.configs import BadInput, atomic_write, nearest
+from jaxtwin.configs.spec import Model, from_json, to_json
+from jaxtwin.jaxmodel import axes, stream
+from jaxtwin.jaxmodel.model import Decoder, abstract
+from jaxtwin.jaxmodel.stack import LAYOUTS
 
 FORMAT = 1
 HEADER = "jaxtwin.json"
@@ -74,7 +74,7 @@ def write(
             try:
                 ocp.save_checkpointables(hidden / str(step), {PARAMS: arrays})
             except Exception as error:  # of many kinds
-                raise places.Unwritable(error) from error
+                raise atomic_write.Unwritable(error) from error
         _write_header(hidden, spec, layout, carry or {})  # last: nothing reads a folder without it
 
 
@@ -312,7 +312,7 @@ def relaid(
 
 def refuse_taken(folder: str | os.PathLike[str]) -> None:
     """A BadInput unless the folder is absent or empty, and could be written."""
-    places.refuse_taken(folder, TAKEN)
+    atomic_write.refuse_taken(folder, TAKEN)
 
 
 def storage(*, partial: bool = False) -> ocp.Context:
@@ -349,7 +349,7 @@ def readable(step: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A hidden sibling to write into, which takes the folder's name once all went well."""
-    with places.appearing(folder, TAKEN) as hidden:
+    with atomic_write.appearing(folder, TAKEN) as hidden:
         hidden.mkdir()
         yield hidden
 

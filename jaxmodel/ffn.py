@@ -9,9 +9,9 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.spec import Glu, Mlp
-from jaxmodel.axes import Maker, constrain, times, used
-from jaxmodel.bias import BIASES
+from jaxtwin.configs.spec import Glu, Mlp
+from jaxtwin.jaxmodel.axes import Maker, constrain, times, used
+from jaxtwin.jaxmodel.bias import BIASES
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,

@@ -10,15 +10,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Integer
 
-from configs import spec as specs
-from configs.spec import Learned
-from jaxmodel.axes import Maker, constrain, times, used
-from jaxmodel.cache import Cache, Seen, visible
-from jaxmodel.cap import CAPS
-from jaxmodel.norm import NORMS
-from jaxmodel.position import POSITIONS, steady
-from jaxmodel.probe import probe
-from jaxmodel.stack import LAYOUTS, REMATS
+from jaxtwin.configs import spec as specs
+from jaxtwin.configs.spec import Learned
+from jaxtwin.jaxmodel.axes import Maker, constrain, times, used
+from jaxtwin.jaxmodel.cache import Cache, Seen, visible
+from jaxtwin.jaxmodel.cap import CAPS
+from jaxtwin.jaxmodel.norm import NORMS
+from jaxtwin.jaxmodel.position import POSITIONS, steady
+from jaxtwin.jaxmodel.probe import probe
+from jaxtwin.jaxmodel.stack import LAYOUTS, REMATS
 
 
 class Embedding(nnx.Module):

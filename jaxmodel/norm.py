@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.spec import LN, RMS
-from jaxmodel.axes import Maker, used
-from jaxmodel.bias import BIASES
+from jaxtwin.configs.spec import LN, RMS
+from jaxtwin.jaxmodel.axes import Maker, used
+from jaxtwin.jaxmodel.bias import BIASES
 
 FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
 SCALES = {False: lambda w: w, True: lambda w: 1 + w}

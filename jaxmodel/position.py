@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from configs.spec import (
+from jaxtwin.configs.spec import (
     Alibi,
     DynamicNTK,
     Learned,
@@ -23,8 +23,8 @@ from configs.spec import (
     T5Bias,
     Yarn,
 )
-from jaxmodel.axes import Maker, used
-from jaxmodel.cache import Seen
+from jaxtwin.jaxmodel.axes import Maker, used
+from jaxtwin.jaxmodel.cache import Seen
 
 # ---- added to the embedding ---------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from configs import spec as specs
-from jaxmodel.cache import Cache
-from jaxmodel.model import Decoder, check_ids
+from jaxtwin.configs import spec as specs
+from jaxtwin.jaxmodel.cache import Cache
+from jaxtwin.jaxmodel.model import Decoder, check_ids
 
 COLDEST = 1e-30  # colder is the same, and would overflow or divide by a float32 zero
 

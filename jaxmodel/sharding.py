@@ -7,12 +7,16 @@ activation has its rows cut by data and fsdp already, so its width stays whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from configs import LEGEND, BadInput, nearest
+from jaxtwin.configs import LEGEND, BadInput, nearest
+from jaxtwin.jaxmodel.lazy import Lazy
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -108,6 +112,31 @@ def parameters(
     if problems:
         raise BadInput("the mesh does not fit the model:\n" + "\n".join(problems))
     return out, list(notes)
+
+
+def from_slices(array: Lazy | np.ndarray, sharding: NamedSharding, dtype: Any = None) -> jax.Array:
+    """The array, sharded so; each distinct slice is read once, put on its devices and let go.
+
+    A lazy array that cannot be read in slices (its `slices` is None) is read whole, once.
+    """
+    dtype = array.dtype if dtype is None else dtype
+    read: Callable[[Any], np.ndarray]
+    if isinstance(array, np.ndarray):
+        read = array.__getitem__
+    elif getattr(array, "slices", True) is None:
+        read = array.read().__getitem__
+    else:
+        read = array.part
+    devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
+        sizes = zip(index or (), array.shape, strict=True)
+        devices.setdefault(tuple(at.indices(size)[:2] for at, size in sizes), []).append(device)
+    parts = []
+    for bounds, holders in devices.items():
+        part = read(tuple(slice(*bound) for bound in bounds))
+        part = np.array(part, dtype)  # its own memory, which a device may take over
+        parts += [jax.device_put(part, device) for device in holders]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
 
 
 def _product(axes: tuple[str, ...], mesh: Mesh) -> str:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs import spec as specs
-from jaxmodel.axes import Maker
-from jaxmodel.block import BLOCKS
-from jaxmodel.cache import KV, Seen
-from jaxmodel.probe import through, within
+from jaxtwin.configs import spec as specs
+from jaxtwin.jaxmodel.axes import Maker
+from jaxtwin.jaxmodel.block import BLOCKS
+from jaxtwin.jaxmodel.cache import KV, Seen
+from jaxtwin.jaxmodel.probe import through, within
 
 # What the backward pass recomputes instead of keeping: a run's choice, never the model's.
 REMATS: dict[str, Callable[[Callable], Callable]] = {

@@ -17,16 +17,16 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from configs.places import Unwritable, hurry
+from jaxtwin.configs.atomic_write import Unwritable, hurry
+from jaxtwin.jaxmodel.lazy import Index, Lazy
 
-Index = tuple[slice, ...]
 T = TypeVar("T")
 PIECE = 2**26  # bytes of a larger array that are written at once; a layer of a stack always is
 BEHIND = 2**24  # bytes being written while the next slice is read (or that one slice)
@@ -37,18 +37,6 @@ SAVING = threading.Lock()  # Orbax numbers what it saves for the whole process, 
 CONTEXT = {
     "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}
 }  # of a tree's nodes, as Orbax has
-
-
-@runtime_checkable
-class Lazy(Protocol):
-    """An array not yet read: as a whole, or at one slice of step 1 for each axis."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def read(self) -> np.ndarray: ...
-    def part(self, index: Index, /) -> np.ndarray: ...
 
 
 class Leaf:

@@ -22,7 +22,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: one torch thread each
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-assert not {"jax", "torch", "jaxmodel", "torchref"} & sys.modules.keys(), "imported too early"
+assert not {"jax", "torch", "jaxtwin.jaxmodel", "jaxtwin.torchref"} & sys.modules.keys(), (
+    "imported too early"
+)
 
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -35,7 +37,7 @@ import pytest  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 
 # The shapes in the signatures of both mirrors are checked at every call, under test only.
-jaxtyping.install_import_hook(["jaxmodel", "torchref"], "beartype.beartype")
+jaxtyping.install_import_hook(["jaxtwin.jaxmodel", "jaxtwin.torchref"], "beartype.beartype")
 
 # The same examples in every run; `--hypothesis-profile=wander` looks for new ones.
 _always = {"deadline": None, "database": None, "print_blob": True}
@@ -46,8 +48,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("wander", suppress_health_check=_slow_inputs, **_always)
 hypothesis.settings.load_profile("steady")
 
-from parity.memory import give_back  # noqa: E402
-from tests.kit import GOLDEN, Golden  # noqa: E402
+from jaxtwin.parity.sides.memory import give_back  # noqa: E402
+from jaxtwin.tests.helpers.kit import GOLDEN, Golden  # noqa: E402
 
 
 @pytest.fixture

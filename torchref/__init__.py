@@ -1,5 +1,5 @@
 """The decoder in PyTorch: plain, slow and obviously right. The mirror that jaxmodel is held to."""
 
-from torchref.model import Decoder, generate
+from jaxtwin.torchref.model import Decoder, generate
 
 __all__ = ["Decoder", "generate"]

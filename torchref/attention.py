@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from configs import spec as specs
-from configs.spec import GQA, QKNorm
-from torchref.cap import CAPS
-from torchref.norm import NORMS
-from torchref.position import RELATIVES, ROTARIES
+from jaxtwin.configs import spec as specs
+from jaxtwin.configs.spec import GQA, QKNorm
+from jaxtwin.torchref.cap import CAPS
+from jaxtwin.torchref.norm import NORMS
+from jaxtwin.torchref.position import RELATIVES, ROTARIES
 
 
 class NormedHeads(nn.Module):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from configs import spec as specs
-from torchref.attention import ATTENTIONS
-from torchref.ffn import FFNS
-from torchref.norm import NORMS
+from jaxtwin.configs import spec as specs
+from jaxtwin.torchref.attention import ATTENTIONS
+from jaxtwin.torchref.ffn import FFNS
+from jaxtwin.torchref.norm import NORMS
 
 
 class Block(nn.Module):

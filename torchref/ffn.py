@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from configs import spec as specs
-from configs.spec import Glu, Mlp
+from jaxtwin.configs import spec as specs
+from jaxtwin.configs.spec import Glu, Mlp
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from configs import spec as specs
-from configs.spec import Learned
-from torchref.block import BLOCKS
-from torchref.cap import CAPS
-from torchref.norm import NORMS
-from torchref.position import POSITIONS
+from jaxtwin.configs import spec as specs
+from jaxtwin.configs.spec import Learned
+from jaxtwin.torchref.block import BLOCKS
+from jaxtwin.torchref.cap import CAPS
+from jaxtwin.torchref.norm import NORMS
+from jaxtwin.torchref.position import POSITIONS
 
 
 class Embedding(nn.Module):

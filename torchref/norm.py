@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from configs.spec import LN, RMS
-from torchref.bias import BIASES
+from jaxtwin.configs.spec import LN, RMS
+from jaxtwin.torchref.bias import BIASES
 
 FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
 SCALES = {False: lambda w: w, True: lambda w: 1 + w}

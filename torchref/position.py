@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from configs import spec as specs
-from configs.spec import (
+from jaxtwin.configs import spec as specs
+from jaxtwin.configs.spec import (
     Alibi,
     DynamicNTK,
     Learned,

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
-from configs import BadInput
-from jaxmodel import checkpoint as at_rest
-from train.step import Plan, State, start
+from jaxtwin.configs import BadInput
+from jaxtwin.jaxmodel import checkpoint as at_rest
+from jaxtwin.train.step import Plan, State, start
 
 
 def named(tree: Any) -> dict[str, Any]:

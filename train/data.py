@@ -24,10 +24,10 @@ import numpy as np
 import tokenizers
 from jax.sharding import Mesh
 
-from configs import BadInput
-from configs.runs import Data, Training
-from train import loss, mesh
-from train.step import Batch
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.runs import Data, Training
+from jaxtwin.train import loss, mesh
+from jaxtwin.train.step import Batch
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 BYTES = 256  # ids below this are bytes; this one ends a document

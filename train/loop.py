@@ -13,11 +13,12 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from configs import BadInput
-from configs.runs import Training
-from configs.spec import Model
-from jaxmodel import checkpoint as at_rest
-from train import checkpoint, data, mesh, step
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.runs import Training
+from jaxtwin.configs.spec import Model
+from jaxtwin.jaxmodel import checkpoint as at_rest
+from jaxtwin.jaxmodel.lazy import Lazy
+from jaxtwin.train import checkpoint, data, mesh, step
 
 CACHE = "tokens"  # the run folder's part that holds the tokenized text
 TOLERATED = 10  # steps in a row without a finite gradient before the run gives up
@@ -28,9 +29,9 @@ class Start:
     """What a run starts from; the front door reads it from `run.model`."""
 
     spec: Model
-    # Host arrays by path, in the run's layout; called only if nothing is there to resume from.
-    # None: random values from the run's seed.
-    arrays: Callable[[], Mapping[str, np.ndarray]] | None = None
+    # Arrays by path, in the run's layout, read slice by slice; called only if nothing is there to
+    # resume from. None: random values from the run's seed.
+    arrays: Callable[[], Mapping[str, Lazy | np.ndarray]] | None = None
     carry: Mapping[str, bytes] = field(default_factory=dict)  # tokenizer.json and the like
     eos: Sequence[int] = ()  # the ids that end a text; the first of them ends a document
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from configs import BadInput, runs
-from jaxmodel.sharding import AXES, RULES, parameters, partition
+from jaxtwin.configs import BadInput, runs
+from jaxtwin.jaxmodel.sharding import AXES, RULES, parameters, partition
 
 __all__ = [
     "AXES",

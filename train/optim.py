@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from configs.runs import AdamW
+from jaxtwin.configs.runs import AdamW
 
 
 def rate(config: AdamW, steps: int) -> optax.Schedule:

@@ -14,13 +14,15 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
-from configs import BadInput
-from configs.runs import Training
-from configs.spec import Model
-from jaxmodel import axes
-from jaxmodel.checkpoint import prove
-from jaxmodel.model import Decoder
-from train import loss, mesh, optim
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.runs import Training
+from jaxtwin.configs.spec import Model
+from jaxtwin.jaxmodel import axes
+from jaxtwin.jaxmodel.checkpoint import prove
+from jaxtwin.jaxmodel.lazy import Lazy
+from jaxtwin.jaxmodel.model import Decoder
+from jaxtwin.jaxmodel.sharding import from_slices
+from jaxtwin.train import loss, mesh, optim
 
 Params = dict[str, jax.Array]  # by path, as `jaxmodel.axes.arrays` names them
 
@@ -126,8 +128,8 @@ def fresh(plan: Plan) -> State:
     return jax.jit(make, out_shardings=plan.state)()
 
 
-def placed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> State:
-    """Given parameters (host arrays by path), each device taking its own part.
+def placed(plan: Plan, arrays: Mapping[str, Lazy | np.ndarray]) -> State:
+    """Given parameters by path, of which each device's slice alone is read.
 
     Narrower ones are widened to the masters' dtype, which changes no value. BadInput when they are
     not the model's, or wider.
@@ -140,14 +142,9 @@ def placed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> State:
             raise BadInput(
                 f"{where}: {path} is {x.dtype}, which {masters[path].dtype} would narrow"
             )
-
-    def part(path: str) -> jax.Array:
-        x, dtype = arrays[path], masters[path].dtype
-        return jax.make_array_from_callback(
-            x.shape, plan.params[path], lambda at: x[at].astype(dtype)
-        )
-
-    params = {path: part(path) for path in arrays}
+    params = {
+        path: from_slices(x, plan.params[path], masters[path].dtype) for path, x in arrays.items()
+    }
     return jax.jit(lambda given: start(plan.optimizer, given), out_shardings=plan.state)(params)
 
 

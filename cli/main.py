@@ -1,0 +1,399 @@
+"""The front door: one verb for each thing people come for.
+
+Every verb is a thin wrapper over a function of the rooms, which are imported only when the verb
+runs: `jaxtwin --help` answers at once, and converting needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="jaxtwin",
+    help="A PyTorch decoder and its JAX twin: converted without a changed bit, proven equal.",
+    epilog="SRC is an installed model package (smollm2-135m), an HF folder, a .gguf, .pt or golden "
+    ".npz file, a checkpoint or run folder of ours, or a preset (random weights from a seed).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+SRC = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
+SAVE = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+SEED = Annotated[
+    int,
+    typer.Option(
+        min=0, max=2**32 - 1, help="Seed of a preset's random weights, inputs and sampling."
+    ),
+]
+
+
+# What a module that is not there is installed by.
+EXTRAS = {"torch": "torch", "transformers": "hf", "jinja2": "report", "matplotlib": "report"}
+
+
+class Target(StrEnum):
+    jax = "jax"
+    hf = "hf"
+    torch = "torch"
+
+
+class Layout(StrEnum):
+    scan = "scan"
+    unroll = "unroll"
+
+
+class Dtype(StrEnum):
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def example(*lines: str) -> str:
+    """Examples for a verb's --help, one a line."""
+    return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"  jaxtwin {line}" for line in lines)
+
+
+@contextlib.contextmanager
+def answering(as_json: bool = False, save: Path | None = None) -> Iterator[None]:
+    """A person's mistake becomes one message and exit status 2, and never a traceback.
+
+    A `save` that cannot be written is refused before the work.
+    """
+    from absl import logging
+
+    from jaxtwin.configs import BadInput
+    from jaxtwin.configs.atomic_write import file_place
+
+    logging.set_verbosity(logging.FATAL)  # or Orbax's threads print what they raise as well
+    try:
+        if save is not None:
+            file_place(save)
+        yield
+    except BadInput as error:
+        message = str(error)
+    except OSError as error:  # a disk, a path or a right that is not there
+        message = f"{error.filename or 'the file system'}: {error.strerror or error}"
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        message = f"this verb needs {error.name}; install it with: pip install 'jaxtwin[{extra}]'"
+    except typer.Exit:  # a RuntimeError, too
+        raise
+    except (RuntimeError, AssertionError):
+        message = jax_does_not_start()
+        if not message:
+            raise
+    else:
+        return
+    if as_json:
+        print(json.dumps({"error": message}))
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise typer.Exit(2)
+
+
+def jax_does_not_start() -> str:
+    """Why JAX has no device to offer; empty if it has."""
+    try:
+        import jax
+
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        why = str(error).splitlines()[0] if str(error) else "there is no such backend here"
+        return f"JAX does not start with JAX_PLATFORMS={asked}: {why}; unset it, or set cpu"
+    return ""
+
+
+@contextlib.contextmanager
+def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is being done: a spinner on a terminal, plain lines elsewhere."""
+    from rich.console import Console
+
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers would break into these lines
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda step: None
+    elif not console.is_terminal:
+        yield lambda step: print(f"... {step}", file=sys.stderr, flush=True)
+    else:
+        with console.status("starting") as status:
+            yield status.update
+
+
+@app.command(
+    epilog=example(
+        "convert smollm2-135m out/smollm2 --to jax",
+        "convert out/smollm2 out/hf --to hf",
+        "convert ./my-llama out/my-llama --to jax --dry-run",
+    )
+)
+def convert(
+    src: SRC,
+    dst: Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")],
+    to: Annotated[Target, typer.Option(help="What to write.")],
+    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
+    dry_run: Annotated[bool, typer.Option(help="Prove and print the plan; write nothing.")] = False,
+    seed: SEED = 0,
+    as_json: JSON = False,
+) -> None:
+    """Move a model's weights between frameworks: no value changes, and the way back is exact."""
+    with answering(as_json):
+        from jaxtwin.parity.checkpoints.convert import convert as run
+
+        with working() as progress:
+            how: dict[str, Any] = {"layout": layout.value, "dry_run": dry_run, "seed": seed}
+            report = run(src, dst, to.value, **how, sha256=as_json, progress=progress)
+        if as_json:
+            print(json.dumps(report))
+        else:
+            from jaxtwin.parity.report.console import show_conversion
+
+            show_conversion(report)
+
+
+@app.command(
+    epilog=example(
+        "check smollm2-135m",
+        "check ./my-llama --dtype float64 --dtype float32 --dtype bfloat16",
+        "check tests/golden/reference_gqa_tied.npz --json",
+        "check ./my-llama --against out/my-jax-run --html report.html",
+        "check ./my-llama --against out/my-jax-run --replay out/replay",
+        "check ./my-llama --save new.json --baseline old.json --html report.html",
+        "check reference-tiny --steps 50 --run configs/runs/train-reference-tiny.toml",
+    )
+)
+def check(
+    src: SRC,
+    dtype: Annotated[
+        list[Dtype] | None, typer.Option(help="May be repeated; float64 and float32 by default.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Length of the two input rows.")] = 300,
+    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
+    witness: Annotated[bool, typer.Option(help="Let transformers take part.")] = True,
+    export: Annotated[
+        bool, typer.Option(help="Export a Hugging Face folder again, for transformers to compare.")
+    ] = True,
+    against: Annotated[
+        str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
+    ] = None,
+    probes: Annotated[
+        bool, typer.Option("--probes", help="Judge every part alone too, in every dtype.")
+    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every comparison.")] = False,
+    seed: SEED = 0,
+    as_json: JSON = False,
+    save: SAVE = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page for a browser.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Say what changed since that file of --save.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="A new folder for what fails: scripts that run it alone.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train both sides for that many AdamW steps too.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Take the optimizer of this run file; needs --steps.")
+    ] = None,
+) -> None:
+    """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
+    with answering(as_json):
+        from jaxtwin.parity.check.source_check import check as prove
+        from jaxtwin.parity.report.output_files import Files
+
+        files, plan = Files(save, html, junit, baseline, replay), None
+        if steps is not None or run is not None:
+            from jaxtwin.parity.training.training_check import plan as planned
+
+            plan = planned(steps, run)
+        with working() as progress:
+            report = prove(
+                src,
+                dtypes=[d.value for d in dtype or (Dtype.float64, Dtype.float32)],
+                tokens=tokens,
+                layout=layout.value,
+                use_witness=witness,
+                export=export and against is None,
+                against=against,
+                look=probes,
+                keep=replay,
+                train=plan,
+                seed=seed,
+                progress=progress,
+            )
+        changes = files.write(report, src)
+        if as_json:
+            changed = {} if changes is None else {"changes": changes}
+            print(json.dumps(report.to_json() | changed))
+        else:
+            from jaxtwin.parity.report.console import printer, show, show_changes
+
+            show(report, printer(100), show_all)
+            if changes is not None:
+                show_changes(changes, printer(100))
+    raise typer.Exit(0 if report.equal else 1)
+
+
+@app.command(epilog=example("faults", "faults rope-base tile-not-repeat --controls 0 --pairs 0"))
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(help="These alone; all by default.")] = None,
+    controls: Annotated[int, typer.Option(min=0, help="Random models that must pass.")] = 200,
+    pairs: Annotated[int, typer.Option(min=0, help="Random pairs in different layers.")] = 50,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    as_json: JSON = False,
+    save: SAVE = None,
+) -> None:
+    """The check checked: makes every known fault, and says whether it is caught and named."""
+    with answering(as_json, save):
+        from jaxtwin.configs.atomic_write import write_file
+        from jaxtwin.parity.selftest.kill_table import passed
+        from jaxtwin.parity.selftest.kill_table import run as kill
+
+        with working() as progress:
+            how = {"controls": controls, "pairs": pairs, "workers": workers}
+            table = kill(names=names or (), **how, progress=progress)
+        if save:
+            write_file(save, json.dumps(table, indent=1))
+        if as_json:
+            print(json.dumps(table))
+        else:
+            from jaxtwin.parity.report.console import printer, show_faults
+
+            show_faults(table, printer(100))
+    raise typer.Exit(0 if passed(table) else 1)
+
+
+@app.command(
+    epilog=example(
+        'generate smollm2-135m --prompt "def fibonacci(n):" --tokens 48',
+        "generate tests/golden/reference_gqa_tied.npz --ids 1,2,3,4 --tokens 8",
+    )
+)
+def generate(
+    src: SRC,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
+    stop: Annotated[bool, typer.Option(help="Stop at the model's end tokens.")] = True,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the computation.")] = Dtype.float32,
+    seed: SEED = 0,
+    as_json: JSON = False,
+) -> None:
+    """Continue a prompt with the JAX model."""
+    with answering(as_json):
+        from jaxtwin.cli.model_facts import continuation
+        from jaxtwin.configs import BadInput
+
+        if (prompt is None) == (ids is None):
+            raise BadInput(
+                "give the prompt as text (--prompt) or as ids (--ids 1,2,3), one of them"
+            )
+        if top_k is not None and temperature == 0:
+            raise BadInput("--top-k has no effect at --temperature 0; give a temperature above 0")
+        with working() as progress:
+            answer = continuation(
+                src, prompt, ids, tokens, temperature, top_k, stop, dtype.value, seed, progress
+            )
+        print(json.dumps(answer) if as_json else answer["text"])
+
+
+@app.command(epilog=example("inspect smollm2-135m", "inspect reference-100m --json"))
+def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
+    """What is in SRC: spec, parameters, bytes. Reads headers only."""
+    with answering(as_json):
+        from jaxtwin.cli.model_facts import inspected
+        from jaxtwin.parity.checkpoints.source import open_source
+        from jaxtwin.parity.report.console import show_facts
+
+        facts = inspected(open_source(src, seed=seed))
+        if as_json:
+            print(json.dumps(facts))
+        else:
+            show_facts(facts)
+
+
+@app.command(
+    epilog=example("train configs/runs/train-reference-tiny.toml", "train my-run.toml --steps 100")
+)
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML run file; see configs/runs/.")],
+    steps: Annotated[int | None, typer.Option(help="Override the file's number of steps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Override the file's run folder.")] = None,
+    as_json: JSON = False,
+    save: SAVE = None,
+) -> None:
+    """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
+    with answering(as_json, save):
+        from jaxtwin.configs.atomic_write import write_file
+        from jaxtwin.parity.report.console import show_facts
+
+        summary = trained(config, steps=steps, out=out)
+        if save:
+            write_file(save, json.dumps(summary, indent=1))
+        if as_json:
+            print(json.dumps(summary))
+        else:
+            show_facts({key: value for key, value in summary.items() if key != "steps"})
+
+
+@app.command(epilog=example("demo", "demo --out out/demo"))
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new folder for what it writes; by default out/demo, or out/demo-2 ..."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=10, help="Fine-tuning steps.")] = 20,
+) -> None:
+    """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
+    with answering():
+        from jaxtwin.cli.demo import demonstrate, unused
+
+        demonstrate(out or unused(Path("out/demo")), steps, working)
+
+
+def trained(path: Path, *, steps: int | None = None, out: Path | None = None) -> dict[str, Any]:
+    """The run of a TOML file, from start or resumed to its end; the JSON of `train`."""
+    import dataclasses
+
+    from jaxtwin import fit
+
+    result = fit(path, steps=steps, folder=out)
+    done = result.steps
+    return {
+        "folder": str(result.folder),
+        "resumed": result.resumed,
+        "loss": {"first": done[0].loss, "last": done[-1].loss} if done else None,
+        "skipped": result.skipped,
+        "compile_seconds": result.compile_seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "steps": [dataclasses.asdict(step) for step in done],
+    }
+
+
+def main() -> None:
+    """The command `jaxtwin`."""
+    app(prog_name="jaxtwin")  # also with `python -m jaxtwin`
+
+
+if __name__ == "__main__":
+    main()

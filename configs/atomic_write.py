@@ -1,0 +1,189 @@
+"""Where results are written: whole or not at all, and never over what is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jaxtwin.configs.errors import BadInput
+
+TAKEN = "exists and is not an empty folder; name another or remove it first"
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # what only writing can meet
+
+
+class Unwritable(Exception):
+    """For `appearing`: a library has failed to write, with an error of its own kind."""
+
+
+def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
+    """The place that `dst` names, absolute and without links and dots in the way to it.
+
+    BadInput where something is already (an empty folder is nothing), and where nothing could ever
+    be written: below what is no folder, without permission, under a name that is too long.
+    """
+    if "\0" in os.fspath(dst):  # to some of the calls below that is only a file not there
+        raise BadInput(f"{os.fspath(dst)!r} cannot be written: a name has no null character")
+    try:
+        place = _resolved(Path(dst))
+        if place.is_dir() and not any(place.iterdir()):
+            return place
+        if os.path.lexists(place):
+            raise BadInput(f"{dst} {taken}")
+        missing = [place, *_missing(place)]
+        base = missing[-1].parent
+        if not base.is_dir():
+            raise BadInput(f"{dst} cannot be written: {base} is not a folder")
+        if not os.access(base, os.W_OK | os.X_OK):
+            raise BadInput(f"{dst} cannot be written: no permission to write in {base}")
+        most = os.pathconf(base, "PC_NAME_MAX")
+    except BadInput:
+        raise
+    except (OSError, RuntimeError) as error:  # such as a loop of links
+        raise BadInput(f"{dst} cannot be written: {error}") from None
+    if any(len(os.fsencode(part.name)) > most for part in missing):
+        raise BadInput(f"{dst} cannot be written: a name has at most {most} bytes there")
+    return place
+
+
+@contextlib.contextmanager
+def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]:
+    """A hidden sibling to write to (nothing is there yet), named `dst` once all went well.
+
+    BadInput as `refuse_taken`, when something has appeared at `dst` by then (it is left alone), and
+    when writing fails, on a full disk for one.
+    """
+    place = refuse_taken(dst, taken)
+    new = _missing(place)
+    hidden = place.with_name(f".{uuid.uuid4().hex[:12]}.part")  # short: any legal name has room
+    try:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{dst} cannot be written: {error}") from None
+        yield hidden
+        settle(hidden)  # or a name could outlive a loss of power, and what it names not
+        _name(hidden, place, dst)
+    except BaseException as error:
+        for _ in range(20):  # a library's thread may still be putting files there
+            if not hidden.is_dir():
+                break
+            shutil.rmtree(hidden, ignore_errors=True)
+            time.sleep(0.05 * hidden.is_dir())
+        with contextlib.suppress(OSError):
+            hidden.unlink(missing_ok=True)
+        for parent in new:
+            with contextlib.suppress(OSError):  # not ours alone any more
+                parent.rmdir()
+        full = isinstance(error, OSError) and (
+            error.errno in FULL or str(error.filename or "").startswith(str(hidden))
+        )
+        if isinstance(error, Unwritable) or full:
+            why = getattr(error, "strerror", None) or str(error)[:200] or type(error).__name__
+            raise BadInput(f"{dst} cannot be written: {why}") from error
+        raise
+
+
+def settle(path: Path) -> None:
+    """Waits until a file, or a folder and all in it, is on the disk."""
+
+    def wait(path: Path) -> None:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    with ThreadPoolExecutor(16) as pool:  # at once, which is faster
+        list(pool.map(wait, (path, *path.rglob("*"))))
+
+
+def hurry(file: int, at: int = 0, length: int = 0) -> None:
+    """Has the disk begin on that part of an open file (all by default), without waiting for it.
+
+    `settle` has little left to wait for then. Linux reads the advice in this way; where there is
+    none, nothing is lost.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.posix_fadvise(file, at, length, os.POSIX_FADV_DONTNEED)
+
+
+def file_place(dst: str | os.PathLike[str]) -> Path:
+    """The file that `dst` names, which may be there already, absolute and without links.
+
+    BadInput where a file could not be written: no such folder, a folder, no permission.
+    """
+    try:
+        place = Path(dst).resolve()
+        folder = place.parent
+        if place.is_dir():
+            raise BadInput(f"{dst} cannot be written: it is a folder; name a file")
+        if not folder.is_dir():
+            raise BadInput(f"{dst} cannot be written: there is no folder {folder}; make it first")
+        special = os.path.lexists(place) and not place.is_file()
+        if not os.access(place if special else folder, os.W_OK):
+            raise BadInput(f"{dst} cannot be written: no permission to write in {folder}")
+        if len(os.fsencode(place.name)) > os.pathconf(folder, "PC_NAME_MAX"):
+            raise BadInput(f"{dst} cannot be written: its name is too long")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null character
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{os.fspath(dst)!r} cannot be written: {error}") from None
+    return place
+
+
+def write_file(dst: str | os.PathLike[str], text: str) -> None:
+    """The text in place of what `dst` held, as UTF-8: all of it or none. BadInput as file_place."""
+    place = file_place(dst)
+    if os.path.lexists(place) and not place.is_file():  # a pipe or a device is written to
+        place.write_text(text, "utf-8")
+        return
+    hidden = place.with_name(f".{uuid.uuid4().hex[:12]}.part")
+    try:
+        hidden.write_text(text, "utf-8")
+        os.replace(hidden, place)
+    except OSError as error:
+        raise BadInput(f"{dst} cannot be written: {error}") from None
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _resolved(path: Path) -> Path:
+    """The way to it resolved, not the name itself: a link that leads nowhere is something there."""
+    if path.name in ("", "..") or path.is_dir():
+        return path.resolve()
+    return path.parent.resolve() / path.name
+
+
+def _missing(place: Path) -> list[Path]:
+    """The folders above it that are not there, the nearest first."""
+    return [parent for parent in place.parents if not os.path.lexists(parent)]
+
+
+def _name(hidden: Path, place: Path, dst: str | os.PathLike[str]) -> None:
+    """Gives what is written its name, unless that has been taken meanwhile."""
+    try:
+        if hidden.is_dir():
+            os.rename(hidden, place)  # takes the place of an empty folder and of nothing else
+            return
+        if place.is_dir():
+            place.rmdir()
+        try:
+            os.link(hidden, place)  # fails where a rename would overwrite
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            place.open("xb").close()
+            os.replace(hidden, place)
+        else:
+            hidden.unlink()
+    except OSError as error:
+        if os.path.lexists(place):
+            raise BadInput(f"{dst} appeared meanwhile and is left alone") from None
+        raise BadInput(f"{dst} cannot be written: {error}") from None

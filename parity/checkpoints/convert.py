@@ -1,0 +1,257 @@
+"""Conversion: the same tensors under other names, in other files, and not a value changed.
+
+The proof runs first, on names, shapes and dtypes alone: every source tensor is used exactly once,
+every target is filled exactly once, and the way back gives the names and shapes it started from.
+Then the tensors are pulled through one at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.spec import to_json
+from jaxtwin.parity.checkpoints import writers
+from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, family_of, to_hf
+from jaxtwin.parity.checkpoints.source import IDS, Source, open_source
+from jaxtwin.parity.checkpoints.writers import nbytes, raw
+from jaxtwin.parity.table import axis_ops, decoder_table
+from jaxtwin.parity.table.row import Move
+from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward, moves
+
+Progress = Callable[[str], None]
+
+
+def convert(
+    src: str | os.PathLike[str] | Source,
+    dst: str | os.PathLike[str],
+    to: str = "jax",
+    *,
+    layout: str = "scan",
+    dry_run: bool = False,
+    seed: int = 0,
+    shard: int = writers.SHARD,
+    sha256: bool = False,
+    progress: Progress = lambda step: None,
+) -> dict[str, Any]:
+    """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
+
+    Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and where
+    `sha256` is asked for (a third of the work) that of every tensor under torchref's name; with
+    `dry_run` instead the plan, from which source tensors each target tensor is made, and nothing is
+    written. `layout` is that of a jax target; `seed` is for a preset's random weights; `shard` is
+    the size limit of one HF file.
+
+    In memory at a time: a few tensors; for torch the whole model, because it writes from memory. Of
+    a checkpoint that a training run wrote, a stack of layers is read whole.
+    BadInput on anything that is wrong with SRC or DST; then nothing is written.
+    """
+    if to not in TARGETS:
+        raise BadInput(f"there is no target {to!r}; known: {', '.join(TARGETS)}")
+    dst = Path(dst)
+    writers.refuse_taken(dst)
+    source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    progress("proving that every tensor has its place")
+    plan = TARGETS[to](source, dst, layout, shard)
+    report = {
+        "source": {
+            "name": source.name,
+            "kind": source.kind,
+            "path": str(source.path) if source.path else None,
+            "dialect": source.dialect,
+        },
+        "target": {"path": str(dst), "to": to} | ({"layout": layout} if to == "jax" else {}),
+        "spec": to_json(source.spec),
+        "tensors": len(source.tensors),
+        "bytes": sum(map(nbytes, source.tensors.values())),
+        "dtype": str(source.dtype),
+        "dry_run": dry_run,
+        "notes": [*source.notes, *plan.notes],
+    }
+    if dry_run:
+        return {**report, "plan": planned(source, plan)}
+    seen: dict[str, str] = {}
+    with writers.Behind() as behind:
+
+        def hashed(name: str, x: np.ndarray) -> np.ndarray:
+            if x.nbytes <= writers.PIECE:  # once for the hash and for whoever writes it
+                x = axis_ops.ordered(x)
+            behind.call(lambda: seen.update({name: _sha256(x)}))
+            return x
+
+        plan.write(_watched(source, hashed if sha256 else None, progress), carried(source))
+    return {**report, "sha256": {name: seen[name] for name in source.tensors}} if sha256 else report
+
+
+def hashes(tensors: Tensors) -> dict[str, str]:
+    """The sha256 of every tensor's bytes, in C order."""
+    return {name: _sha256(tensor.read()) for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target tensor and the tensors (by torchref's names) that it is made of."""
+
+    target: str
+    shape: tuple[int, ...]
+    pattern: str
+    made_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A proven way to a target, and how to write it, given the tensors and carried files."""
+
+    steps: Sequence[Step]
+    write: Callable[[Tensors, Mapping[str, bytes]], None]
+    notes: tuple[str, ...] = ()
+
+
+def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    if layout not in decoder_table.LAYOUTS:
+        raise BadInput(f"there is no layout {layout!r}; known: {', '.join(decoder_table.LAYOUTS)}")
+    rows = decoder_table.rows(source.spec, layout)
+    jax_tensors(source, layout)
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        from jaxtwin.jaxmodel import checkpoint
+
+        here = forward(rows, tensors, source.name)
+        checkpoint.write_lazily(dst, source.spec, layout, here, carry=carry)
+
+    return Plan([Step(m.here, m.shape_here, m.pattern, m.there) for m in moves(rows)], write)
+
+
+def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    notes: list[str] = []
+    config = to_hf(source.spec, str(source.dtype), source.ids, source.config, notes)
+    dialect = family_of(config, "the config to be written").dialect
+    order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
+    rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].here])
+    there = backward(rows, source.tensors, source.name)
+    _comes_back(forward(rows, there, source.name), source)
+    turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
+    if turned:
+        how = f"from {''.join(turned)} to {dialect.pairs} rotary pairs"
+        notes.append(f"rows of Q and K are reordered {how}")
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        files = {name: data for name, data in carry.items() if name not in (IDS, HF_CONFIG)}
+        writers.write_hf(dst, config, backward(rows, tensors, source.name), files, shard=shard)
+
+    parts: dict[str, list[Move]] = {}
+    for move in moves(rows):
+        parts.setdefault(move.there[0], []).append(move)
+    steps = [
+        Step(
+            name,
+            group[0].shape_there,
+            ", ".join(dict.fromkeys(axis_ops.flip(m.pattern) for m in group)),
+            tuple(m.here for m in group),
+        )
+        for name, group in parts.items()
+    ]
+    return Plan(steps, write, tuple(notes))
+
+
+def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    if dst.suffix not in (".pt", ".pth"):
+        raise BadInput(f"a torch checkpoint is one file: name it {dst}.pt")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'") from None
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        writers.write_pt(dst, source.spec, tensors, carry)
+
+    unmoved = [
+        Step(name, move.shape_there, " -> ".join([axis_ops.sides(move.pattern)[0]] * 2), (name,))
+        for move in moves(decoder_table.rows(source.spec))
+        for name in move.there
+    ]
+    return Plan(unmoved, write)
+
+
+TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {
+    "jax": to_jax,
+    "hf": to_hf_folder,
+    "torch": to_torch,
+}
+
+
+def jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
+    """The source's tensors by jaxmodel's paths, proven against the model itself and back."""
+    from jaxtwin.jaxmodel import checkpoint
+
+    rows = decoder_table.rows(source.spec, layout)
+    here = forward(rows, source.tensors, source.name)
+    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in here.items()}, source.name)
+    _comes_back(backward(rows, here, source.name), source)
+    return here
+
+
+def _comes_back(tensors: Tensors, source: Source) -> None:
+    """The way back must end at the names and shapes it began with; if not, the rows are wrong."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in source.tensors.items()}:
+        raise AssertionError(f"the table does not come back to the tensors of {source.name}")
+
+
+def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:
+    """Every target tensor with what it is made of in the file, JSON-able."""
+    return [
+        {
+            "source": list(dict.fromkeys(source.origins[name] for name in step.made_of)),
+            "torchref": list(step.made_of),
+            "pattern": step.pattern,
+            "target": step.target,
+            "shape": list(step.shape),
+            "dtype": str(source.tensors[step.made_of[0]].dtype),
+        }
+        for step in plan.steps
+    ]
+
+
+def _watched(
+    source: Source, also: Callable[[str, np.ndarray], np.ndarray] | None, progress: Progress
+) -> dict[str, Tensor]:
+    """The source's tensors; reading one says how far along it is, and once does `also`."""
+    total, read_before = len(source.tensors), set[str]()
+
+    def watch(name: str, tensor: Tensor) -> Tensor:
+        def read() -> np.ndarray:
+            x = tensor.read()
+            if (x.shape, x.dtype) != (tensor.shape, tensor.dtype):
+                raise BadInput(f"{source.name}: {name} is not what its file's header says it is")
+            if name not in read_before:  # a fused tensor's part may be asked for again
+                read_before.add(name)
+                if len(read_before) % max(1, total // 20) == 0:
+                    progress(f"{len(read_before)} of {total} tensors")
+                x = also(name, x) if also else x
+            return x
+
+        return replace(tensor, read=read, slices=None)
+
+    return {name: watch(name, tensor) for name, tensor in source.tensors.items()}
+
+
+def carried(source: Source) -> dict[str, bytes]:
+    """The carried files' bytes, and the config's token ids as one more file."""
+    out = {n: d if isinstance(d, bytes) else d.read_bytes() for n, d in source.carry.items()}
+    return {**out, IDS: json.dumps(dict(source.ids)).encode()} if source.ids else out
+
+
+def _sha256(x: np.ndarray) -> str:
+    digest = hashlib.sha256()
+    for piece in raw(x):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""What a dialect is: rows between torchref's names (here) and a published naming (there).
+
+A dialect lists a row for every kind of tensor that its naming has a place for. `{l}` counts the
+layers. Where rows of Q and K are stored in the order of their rotary pairs, the head axis is
+written "{theirs}" and "{ours}": it is split into pairs and put in the order that the spec turns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxtwin.configs import BadInput, Model, nearest
+from jaxtwin.parity.table import decoder_table
+from jaxtwin.parity.table.row import Row
+
+if TYPE_CHECKING:
+    import pydantic
+
+# The head axis h = 2 c, split: p is which of the two that turn together, c counts the pairs.
+PAIRED = {"half": "p c", "adjacent": "c p"}
+
+ANY = object()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """`naming`: a row for each kind of tensor; `pairs`: how Q and K rows are ordered in files.
+
+    `prefix`: what every name but the head's begins with, and what some files leave out.
+    """
+
+    name: str
+    naming: tuple[Row, ...]
+    pairs: Literal["adjacent", "half"]
+    prefix: str = ""
+
+    def rows(self, spec: Model) -> list[Row]:
+        """The rows of that model, or a BadInput with every tensor that has no place here."""
+        known = {row.here: row for row in self.naming}
+        out, homeless = [], []
+        for ours in decoder_table.rows(spec, "unroll"):
+            row = known.get(ours.there)
+            if row is None:
+                homeless.append(ours.there.format(**{h: v[0] for h, v in ours.holes.items()}))
+                continue
+            theirs, ordered = self._heads(spec, ours)
+            pattern = row.pattern.format(theirs=theirs, ours=ordered)
+            sizes = {**ours.sizes, **row.sizes, "p": 2, "c": ours.sizes.get("h", 0) // 2}
+            out.append(replace(row, pattern=pattern, sizes=sizes, holes=ours.holes))
+        if homeless:
+            raise BadInput(f"{self.name} names have no place for {', '.join(homeless[:8])}")
+        return out
+
+    def _heads(self, spec: Model, row: Row) -> tuple[str, str]:
+        """The head axis in the file and in the spec's own order; unsplit where those are one."""
+        layer = row.holes.get("l")
+        attn = spec.layers[layer[0]].attn if layer else None
+        if attn is None or attn.rope is None or attn.rope.pairs == self.pairs:
+            return "h", "h"
+        if attn.rope.width not in (None, attn.width):
+            raise BadInput(
+                f"{self.name} names are for {self.pairs} rotary pairs; heads of which a part turns "
+                f"in {attn.rope.pairs} ones cannot be reordered"
+            )
+        return PAIRED[self.pairs], PAIRED[attn.rope.pairs]
+
+    def published(self, here: str) -> str:
+        """The published name of a tensor outside the layers, e.g. "embed.weight"."""
+        return next(row.there for row in self.naming if row.here == here)
+
+
+class Fields:
+    """A file's settings, of which every one must be taken or be known to change nothing.
+
+    `must` gives the values that a setting may have because the model computes nothing else; `free`
+    those of any value, with the reason. All that is wrong is collected and refused together.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        where: str,
+        *,
+        must: Mapping[str, tuple[Any, ...]],
+        free: Mapping[str, str],
+    ):
+        self.given, self.where, self.must, self.free = given, where, must, free
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.taken: set[str] = set()
+
+    def whole(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
+        """A positive integer.
+
+        `absent` is what a missing or null one means, where it may be; `null` what null alone does.
+        """
+        good = lambda x: type(x) is int and x > 0  # noqa: E731
+        return self._take(key, absent, good, "a positive integer", null)
+
+    def count(self, key: str) -> Any:
+        """An integer of 0 or more."""
+        return self._take(key, ANY, lambda x: type(x) is int and x >= 0, "an integer of 0 or more")
+
+    def number(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
+        """A number of 0 or more, as a float."""
+        value = self._take(key, absent, is_number, "a number of 0 or more", null)
+        return float(value) if is_number(value) else value
+
+    def numbers(self, key: str) -> Any:
+        """A list of numbers of 0 or more, as a tuple of floats."""
+        good = lambda x: isinstance(x, list) and all(map(is_number, x))  # noqa: E731
+        value = self._take(key, ANY, good, "a list of numbers of 0 or more")
+        return None if value is None else tuple(map(float, value))
+
+    def flag(self, key: str, *, absent: Any = ANY) -> Any:
+        return self._take(key, absent, lambda x: type(x) is bool, "true or false")
+
+    def choice(self, key: str, choices: Mapping[Any, Any]) -> Any:
+        """One of the known words, translated."""
+        value = self._take(
+            key, ANY, lambda x: isinstance(x, str) and x in choices, " or ".join(map(repr, choices))
+        )
+        return choices.get(value)
+
+    def words(self, key: str, choices: Collection[str], count: int) -> Any:
+        """A list of so many known words, or None where it is missing or null."""
+        good = lambda x: isinstance(x, list) and all(word in choices for word in x)  # noqa: E731
+        kind = f"a list of {' or '.join(map(repr, choices))}"
+        value = self._take(key, None, good, kind)
+        if value is not None and len(value) != count:
+            self.problems.append(f"{key}: {len(value)} words for {count} layers")
+        return value
+
+    def spelling(self, *keys: str) -> str:
+        """Which of several names of one setting is there; those that are must agree."""
+        self.taken |= set(keys)
+        there = [key for key in keys if self.given.get(key) is not None]
+        if any(self.given[key] != self.given[there[0]] for key in there):
+            listed = ", ".join(f"{key}={said(self.given[key])}" for key in there)
+            self.problems.append(f"spellings of one setting disagree: {listed}")
+        return there[0] if there else keys[0]
+
+    def _take(self, key: str, absent: Any, good: Any, kind: str, null: Any = ANY) -> Any:
+        self.taken.add(key)
+        value = self.given.get(key)
+        if value is None and key in self.given and null is not ANY:
+            return null
+        if value is None and absent is not ANY:
+            return absent
+        if key not in self.given:
+            self.problems.append(f"{key}: missing, and never guessed")
+        elif not good(value):
+            self.problems.append(f"{key}: must be {kind}, got {said(value)}")
+        else:
+            return value
+        return None
+
+    def leftovers(self) -> None:
+        """Adds the problem of every setting that nobody took."""
+        known = self.taken | self.must.keys() | self.free.keys()
+        for key in sorted(self.given.keys() - self.taken - self.free.keys()):
+            value = self.given[key]
+            if key not in self.must:
+                self.problems.append(f"{key}: not known here; {nearest(key, known)}")
+            elif not any(value == good for good in self.must[key]):
+                only = " or ".join(map(said, self.must[key]))
+                self.problems.append(f"{key}: {said(value)} is not supported, only {only}")
+
+    def finish(self) -> None:
+        """The BadInput, if anything was wrong or is left over."""
+        self.leftovers()
+        if self.problems:
+            lines = "\n".join(f"  {problem}" for problem in self.problems)
+            raise BadInput(f"{self.where} cannot be taken over:\n{lines}")
+
+
+def said(value: Any) -> str:
+    """A setting as its file spells it: true and null, not True and None."""
+    return json.dumps(value, default=repr)
+
+
+def is_number(x: Any) -> bool:
+    """A number from 0 up to the greatest float; an integer in JSON may be greater."""
+    whole_or_not = isinstance(x, (int, float)) and not isinstance(x, bool)
+    return whole_or_not and 0 <= x <= sys.float_info.max
+
+
+def made(build: Any, where: str, **sizes: Any) -> Model:
+    """`build(**sizes)`; what the spec itself refuses becomes a BadInput that names the file."""
+    import pydantic
+
+    try:
+        return build(**sizes)
+    except pydantic.ValidationError as error:
+        raise BadInput(f"{where}: {'; '.join(complaints(error))}") from None
+    except BadInput:
+        raise
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from None
+
+
+def complaints(error: pydantic.ValidationError) -> list[str]:
+    """What a spec class refuses, each as "field: why"."""
+    found = error.errors(include_url=False)
+    return [": ".join([*map(str, e["loc"][-1:]), e["msg"]]) for e in found]

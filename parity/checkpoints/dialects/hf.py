@@ -1,0 +1,204 @@
+"""A config.json of Hugging Face transformers, read to a spec and written from one.
+
+Every key is taken over, or must have a value that we compute, or is known to change nothing, or is
+refused by name. What is written has both the spellings of transformers 4 and those of 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtwin.configs import BadInput, Model, nearest
+from jaxtwin.configs.spec import to_json
+from jaxtwin.parity.checkpoints.dialects.base import made
+from jaxtwin.parity.checkpoints.dialects.hf_bloom import BLOOM
+from jaxtwin.parity.checkpoints.dialects.hf_gemma import GEMMA, GEMMA2, GEMMA3
+from jaxtwin.parity.checkpoints.dialects.hf_gpt2 import GPT2
+from jaxtwin.parity.checkpoints.dialects.hf_keys import FREE, TOKEN_IDS, Family, one_dtype
+from jaxtwin.parity.checkpoints.dialects.hf_llama import LLAMA, MISTRAL
+from jaxtwin.parity.checkpoints.dialects.hf_qwen import QWEN2, QWEN3
+from jaxtwin.parity.checkpoints.dialects.hf_rope import in_both_spellings
+
+# In the order in which they are tried for a spec.
+FAMILIES = {
+    family.model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT2, BLOOM)
+}
+REFUSED = {
+    "gemma3": "it holds a vision model too; save the text part alone, whose model_type is "
+    "gemma3_text, with transformers' Gemma3ForCausalLM",
+}
+HF_CONFIG = "hf_config.json"  # the config.json that a model came with, among the carried files
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """The family of a config's model_type; a BadInput that lists them if there is none."""
+    inner = config.get("text_config")
+    nested = inner.get("model_type") if isinstance(inner, Mapping) else None
+    name = config.get("model_type", nested)
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
+    if isinstance(name, str) and name in REFUSED:
+        raise BadInput(f"{where}: model_type {name!r} is not supported: {REFUSED[name]}")
+    said = "model_type is missing"
+    if name is not None:
+        said = f"model_type {name!r} is not supported"
+        if isinstance(name, str) and "did you mean" in (hint := nearest(name, FAMILIES)):
+            said += f" ({hint})"
+    raise BadInput(f"{where}: {said}; supported: {', '.join(sorted(FAMILIES))}")
+
+
+def decoder_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
+    """The decoder's own settings where they are nested in text_config, and notes for the user.
+
+    The inner value counts. Where the outer part says otherwise, that is an error for all but the
+    keys that change nothing, and for tying, whose outer value readers are known to get wrong.
+    """
+    if "text_config" not in config:
+        return dict(config), []
+    outer = {k: v for k, v in config.items() if k != "text_config"}
+    inner = config["text_config"]
+    if not isinstance(inner, Mapping):
+        raise BadInput(f"{where}: text_config must hold settings, got {inner!r}")
+    notes = []
+    for key in sorted(k for k in outer.keys() & inner.keys() if outer[k] != inner[k]):
+        said = f"{where}: {key} is {outer[key]!r} outside and {inner[key]!r} in text_config"
+        if key not in FREE and key != "tie_word_embeddings":
+            raise BadInput(said)
+        notes.append(f"{said}; the inner one counts")
+    return {**outer, **inner}, notes
+
+
+def is_float8(config: Mapping[str, Any]) -> bool:
+    """Whether the weights are float8 with scales, the one quantization that is read."""
+    stated = config.get("quantization_config")
+    return isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
+
+
+def from_hf(
+    config: Mapping[str, Any], where: str = "config.json", notes: list[str] | None = None
+) -> Model:
+    """The spec of a config.json; what a class supplies by itself is added to the notes.
+
+    A BadInput lists every key that is missing, unknown (with the nearest known one), out of range
+    or has a value that is not supported, and every pair of spellings that disagree.
+    """
+    family = family_of(config, where)
+    config, said = decoder_config(config, where)
+    if is_float8(config):  # of the tensors, which are read as their products
+        del config["quantization_config"]
+    fields = family.fields(config, where)
+    one_dtype(fields)
+    spec = made(family.read, where, fields=fields)
+    if config.get("tie_word_embeddings") is None:
+        tied = "are" if family.tied else "are not"
+        told = f"does not say whether embeddings are tied; a {family.architecture}'s {tied}"
+        said.append(f"{where} {told}")
+    if notes is not None:
+        notes += [*said, *(f"{where}: {note}" for note in fields.notes)]
+    return spec
+
+
+def to_hf(
+    spec: Model,
+    dtype: str = "float32",
+    ids: Mapping[str, Any] | None = None,
+    original: Mapping[str, Any] | None = None,
+    notes: list[str] | None = None,
+) -> dict[str, Any]:
+    """The config.json of a spec; `ids` are token ids to write in it.
+
+    `original` is the config.json that the model came with. Where it still says what the spec says,
+    every key of it is kept, so that transformers loads what it loaded before; else it is left out
+    and a note says so. Without it the first family is taken whose class computes what the spec
+    says. BadInput where there is none, naming the first difference to the nearest. (Only the order
+    of rotary pairs may differ: the rows of Q and K are reordered.)
+    """
+    ids = ids or {}
+    if original is not None:
+        kept, odd = _kept(spec, original)
+        if kept is not None:
+            # An id that is none of the vocabulary is not used here, and stands there all the same.
+            known = {key: ids[key] for key in TOKEN_IDS if ids.get(key) is not None}
+            return {**in_both_spellings(kept), "torch_dtype": dtype, "dtype": dtype, **known}
+        if notes is not None:
+            notes.append(f"the config.json that this model came with is not kept: {odd}")
+    family, config = _written(spec)
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **in_both_spellings(config),
+        "torch_dtype": dtype,
+        "dtype": dtype,
+        **{key: ids.get(key) for key in TOKEN_IDS},  # absent ones would be the class's own
+    }
+
+
+def _kept(spec: Model, original: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """The original's keys, or None and why they are not this model's."""
+    where = "it"
+    try:
+        old = from_hf(original, where)
+        config, _ = decoder_config(original, where)
+        config.pop("quantization_config", None)
+    except BadInput as error:
+        return None, str(error)
+    if odd := differences(spec, old):
+        return None, f"it has {odd[0][1]}, and this model has {odd[0][0]}"
+    return config, ""
+
+
+def _written(spec: Model) -> tuple[Family, dict[str, Any]]:
+    """The first family that has such a model, and its keys."""
+    tried: list[tuple[int, str]] = []
+    for family in FAMILIES.values():
+        try:
+            config = family.write(spec)
+            back = from_hf({"model_type": family.model_type, **config}, "the config to be written")
+        except BadInput as error:
+            tried.append((10**9, str(error)))
+            continue
+        odd = differences(spec, back)
+        if not odd:
+            return family, config
+        ours, theirs = odd[0]
+        said = f"a Hugging Face {family.model_type} has {theirs}, and this model has {ours}"
+        tried.append((len(odd), said))
+    raise BadInput(min(tried, key=lambda each: each[0])[1])
+
+
+def differences(one: Model, other: Model) -> list[tuple[str, str]]:
+    """Every decision that the two do not share, as "name = value" of each.
+
+    Layer by layer; the order of rotary pairs left out, and how layers are put into runs.
+    """
+    a, b = _decisions(one), _decisions(other)
+    names = [*a, *(name for name in b if name not in a)]
+    return [
+        (f"{name} = {a.get(name)!r}", f"{name} = {b.get(name)!r}")
+        for name in names
+        if a.get(name, ...) != b.get(name, ...)
+    ]
+
+
+def _decisions(spec: Model) -> dict[str, Any]:
+    """Every decision of the model by its name, what stands for a default written out."""
+
+    def walk(name: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, Mapping):
+            inner = [walk(f"{name}.{k}", v) for k, v in value.items() if k != "pairs"]
+            return {name: value.get("kind", "there"), **{k: v for d in inner for k, v in d.items()}}
+        return {name: value}
+
+    whole = to_json(spec)
+    runs = whole.pop("runs")
+    layers = [block for run in runs for block in run["blocks"] * run["times"]]
+    out = walk("model", whole)
+    for i, block in enumerate(layers):
+        attn = block["attn"]
+        attn["scale"] = attn["scale"] or attn["width"] ** -0.5
+        if attn["rope"]:
+            attn["rope"]["width"] = attn["rope"]["width"] or attn["width"]
+        out |= walk(f"layers.{i}", block)
+    return out

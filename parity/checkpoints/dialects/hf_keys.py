@@ -1,0 +1,287 @@
+"""What the config.json of every Hugging Face decoder has in common: keys, words and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs.spec import MOST, Block, Norm, PostBlock, Run
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
+from jaxtwin.parity.checkpoints.dialects.hf_rope import length_of
+from jaxtwin.parity.table.row import Row
+
+# Keys that change the computation, with the only values under which it is the one we do.
+MUST: dict[str, tuple[Any, ...]] = {
+    "attention_dropout": (0, None),
+    "quantization_config": (None,),
+    "auto_map": (None,),
+    "is_encoder_decoder": (False,),
+    "is_causal": (True, None),
+    "use_bidirectional_attention": (False, None),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({}, None),
+    "per_layer_config": (None,),
+    "tie_last_hidden_states": (None,),
+}
+# Keys that may hold anything, and why.
+FREE: dict[str, str] = {
+    "_name_or_path": "where it came from",
+    "name_or_path": "where it came from",
+    "transformers_version": "who wrote it",
+    "unsloth_version": "who wrote it",
+    "unsloth_fixed": "who wrote it",
+    "transformers.js_config": "for another runtime",
+    "torch_dtype": "the tensors' own dtype counts; see agreement of the two spellings",
+    "dtype": "the tensors' own dtype counts; see agreement of the two spellings",
+    "_attn_implementation": "which kernel computes it",
+    "_attn_implementation_autoset": "which kernel computes it",
+    "use_cache": "how text is generated",
+    "cache_implementation": "how text is generated",
+    "pretraining_tp": "how training split a product; the product is the same",
+    "is_decoder": "causal in either case in these classes",
+    "bos_token_id": "about text, kept beside the weights",
+    "eos_token_id": "about text, kept beside the weights",
+    "pad_token_id": "about text, kept beside the weights",
+    "unk_token_id": "about text",
+    "sep_token_id": "about text",
+    "decoder_start_token_id": "about text",
+    "tokenizer_class": "about text",
+    "prefix": "about text",
+    "task_specific_params": "about text",
+    "output_attentions": "what is returned beside the logits",
+    "output_hidden_states": "what is returned beside the logits",
+    "return_dict": "what is returned beside the logits",
+    "do_sample": "how text is generated",
+    "max_length": "how text is generated",
+    "temperature": "how text is generated",
+    "top_k": "how text is generated",
+    "top_p": "how text is generated",
+    "torchscript": "what is returned beside the logits",
+    "use_bfloat16": "of other frameworks",
+    "tf_legacy_loss": "of other frameworks",
+    "id2label": "of classifiers",
+    "label2id": "of classifiers",
+    "num_labels": "of classifiers",
+    "problem_type": "of classifiers",
+    "finetuning_task": "of classifiers",
+}
+ACTS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+HEAD = Row("head.weight", "lm_head.weight", "v d -> v d")
+# The names of a Llama, which most families share; the four norms of a layer are each family's own.
+LLAMA_NAMES = (
+    Row("embed.weight", "model.embed_tokens.weight", "v d -> v d"),
+    Row("norm.weight", "model.norm.weight", "d -> d"),
+    HEAD,
+)
+
+
+def layer(*rows: tuple[str, str, str], prefix: str = "model.layers.{l}.") -> tuple[Row, ...]:
+    """Rows of a layer, each (our name, theirs, pattern)."""
+    return tuple(Row("layers.{l}." + ours, prefix + theirs, how) for ours, theirs, how in rows)
+
+
+LLAMA_LAYER = layer(
+    ("attn.q.weight", "self_attn.q_proj.weight", "(n {theirs}) d -> (n {ours}) d"),
+    ("attn.k.weight", "self_attn.k_proj.weight", "(k {theirs}) d -> (k {ours}) d"),
+    ("attn.v.weight", "self_attn.v_proj.weight", "(k h) d -> (k h) d"),
+    ("attn.o.weight", "self_attn.o_proj.weight", "d (n h) -> d (n h)"),
+    ("attn.q.bias", "self_attn.q_proj.bias", "(n {theirs}) -> (n {ours})"),
+    ("attn.k.bias", "self_attn.k_proj.bias", "(k {theirs}) -> (k {ours})"),
+    ("attn.v.bias", "self_attn.v_proj.bias", "(k h) -> (k h)"),
+    ("attn.o.bias", "self_attn.o_proj.bias", "d -> d"),
+    ("ffn.gate.weight", "mlp.gate_proj.weight", "f d -> f d"),
+    ("ffn.up.weight", "mlp.up_proj.weight", "f d -> f d"),
+    ("ffn.down.weight", "mlp.down_proj.weight", "d f -> d f"),
+)
+PRE_NORMS = layer(
+    ("pre_attn.weight", "input_layernorm.weight", "d -> d"),
+    ("pre_ffn.weight", "post_attention_layernorm.weight", "d -> d"),
+)
+HEAD_NORMS = layer(
+    ("attn.q_norm.norm.weight", "self_attn.q_norm.weight", "({theirs}) -> ({ours})"),
+    ("attn.k_norm.norm.weight", "self_attn.k_norm.weight", "({theirs}) -> ({ours})"),
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One class of transformers: its names, and its config.json read and written.
+
+    `read` takes the fields (and calls `finish`, so that all that is wrong is told at once); `write`
+    gives the keys of the model, all but architecture, model_type, dtype and token ids, and BadInput
+    where the class has no such model. `tied`: the class's own answer where the file has none.
+    `wide`: in float64 the class computes in float64, but for a softmax.
+    """
+
+    model_type: str
+    architecture: str
+    dialect: Dialect
+    read: Callable[[Fields], Model]
+    write: Callable[[Model], dict[str, Any]]
+    tied: bool
+    must: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    free: Mapping[str, str] = field(default_factory=dict)
+    wide: bool = False
+
+    def fields(self, config: Mapping[str, Any], where: str) -> Fields:
+        own = {"model_type": (self.model_type,), "architectures": ([self.architecture], None)}
+        must = {key: values for key, values in MUST.items() if key not in self.free}
+        return Fields(config, where, must={**must, **own, **self.must}, free={**FREE, **self.free})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What every config of the Llama kind says about sizes."""
+
+    vocab: int
+    d: int
+    layers: int
+    heads: int
+    kv: int
+    width: int
+    hidden: int
+    length: int
+    eps: float
+    init_std: float | None
+
+
+def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
+    """Read. Where the fields have problems, so may the sizes.
+
+    `kv`: a missing num_key_value_heads is as many as heads ("heads"), null alone is ("null"), or
+    neither ("given"). `derived`: so is a missing or null head_dim d / heads.
+    """
+    heads, d = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    means = {"heads": {"absent": heads}, "null": {"null": heads}, "given": {}}[kv]
+    k = fields.whole("num_key_value_heads", **means)
+    width = fields.whole("head_dim", absent=0) if derived else fields.whole("head_dim")
+    if width == 0 and heads and d:
+        width = d // heads
+        if d % heads:
+            said = f"hidden_size: {d} is not a multiple of heads={heads}; give head_dim"
+            fields.problems.append(said)
+    return Sizes(
+        vocab=fields.whole("vocab_size"),
+        d=d,
+        layers=depth(fields, "num_hidden_layers"),
+        heads=heads,
+        kv=k,
+        width=width,
+        hidden=fields.whole("intermediate_size"),
+        length=fields.whole("max_position_embeddings"),
+        eps=fields.number("rms_norm_eps"),
+        init_std=fields.number("initializer_range", absent=None),
+    )
+
+
+def depth(fields: Fields, key: str) -> int:
+    """How many layers; 0 and a problem where no machine could list them."""
+    layers = fields.whole(key) or 0
+    if layers > MOST:
+        fields.problems.append(f"{key}: times={layers} is more than {MOST} repetitions")
+        return 0
+    return int(layers)
+
+
+def written_sizes(spec: Model, block: Block) -> dict[str, Any]:
+    """The inverse of `sizes`, and what such a config says beside it."""
+    return {
+        "vocab_size": spec.vocab,
+        "hidden_size": spec.d,
+        "intermediate_size": block.ffn.hidden,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": block.attn.heads,
+        "num_key_value_heads": block.attn.kv,
+        "head_dim": block.attn.width,
+        "max_position_embeddings": length_of(spec),
+        "rms_norm_eps": spec.norm.eps if spec.norm else None,
+        "attention_dropout": 0.0,
+        **beside(spec),
+    }
+
+
+def beside(spec: Model) -> dict[str, Any]:
+    """What every config says."""
+    return {
+        "initializer_range": spec.init_std,
+        "tie_word_embeddings": spec.tied,
+        "use_cache": True,
+    }
+
+
+def first_layer(spec: Model, name: str, ffn: type, *, turns: bool = True) -> Block:
+    """The first layer, where it is of the family's kind at all; a BadInput where it is not."""
+    block = spec.layers[0]
+    wanted = {
+        "norms before each part": isinstance(block, Block),
+        f"a feed-forward of the kind {ffn.__name__}": isinstance(block.ffn, ffn),
+        "rotary positions": not turns or block.attn.rope is not None,
+        "a final norm": spec.norm is not None,
+    }
+    for what, there in wanted.items():
+        if not there:
+            raise BadInput(f"a Hugging Face {name} always has {what}, and this model does not")
+    assert isinstance(block, Block)
+    return block
+
+
+def layer_types(spec: Model) -> tuple[list[str], int | None]:
+    """Which layers slide, and the window of the first that does."""
+    windows = [block.attn.window for block in spec.layers]
+    words = ["full_attention" if w is None else "sliding_attention" for w in windows]
+    return words, next((w for w in windows if w is not None), None)
+
+
+def model(layers: Sequence[Block], *, init_std: float | None, norm: Norm, **more: Any) -> Model:
+    """The model of these layers, written as runs; an absent spread is the spec's own."""
+    std: dict[str, Any] = {} if init_std is None else {"init_std": init_std}
+    return Model(runs=runs(layers), norm=norm, **more, **std)
+
+
+def runs(layers: Sequence[Block | PostBlock]) -> tuple[Run, ...]:
+    """The layers as the smallest pattern that repeats, and the rest; else equal ones together.
+
+    Five local, one global, ... of 26 are 4 times six and 2 times one.
+    """
+    if not layers:
+        return ()
+    n = len(layers)
+    period = next(
+        p for p in range(1, n + 1) if all(layers[i] == layers[i - p] for i in range(p, n))
+    )
+    if period == n:
+        period = next((i for i in range(n) if layers[i] != layers[0]), n)
+        return (Run(blocks=(layers[0],), times=period), *runs(layers[period:]))
+    times = n // period
+    first = Run(blocks=tuple(layers[:period]), times=times)
+    return (first, *runs(layers[period * times :]))
+
+
+def one_dtype(fields: Fields) -> None:
+    old, new = fields.given.get("torch_dtype"), fields.given.get("dtype")
+    if old is not None and new is not None and old != new:
+        fields.problems.append(
+            f"two spellings of the dtype disagree: torch_dtype={old!r}, dtype={new!r}"
+        )
+
+
+def word(act: str, words: Mapping[str, str]) -> str:
+    """The published word for an activation."""
+    for theirs, ours in words.items():
+        if ours == act:
+            return theirs
+    raise BadInput(f"there is no word for the activation {act!r}; known: {', '.join(words)}")

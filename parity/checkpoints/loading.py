@@ -1,0 +1,95 @@
+"""A model of any source, ready in JAX: whole, or each device's slice read alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.errors import nearest
+from jaxtwin.parity.checkpoints.convert import jax_tensors
+from jaxtwin.parity.checkpoints.files import FLOATS
+from jaxtwin.parity.checkpoints.source import Source
+from jaxtwin.parity.table import decoder_table
+from jaxtwin.parity.table.tensors import Tensor, backward, moves
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh
+
+    from jaxtwin.jaxmodel import Decoder
+
+
+def decoder(
+    source: Source, *, mesh: Mesh | None = None, layout: str = "scan", dtype: Any = None
+) -> Decoder:
+    """The source as a jaxmodel Decoder, filled array by array, in its own dtype unless given.
+
+    With a mesh, arrays are cut as `train` cuts them, and the host holds one slice at a time: it is
+    read from the file, put on every device that needs it, and let go. Whole arrays are read only
+    where the source gives no slices (an .npz).
+
+    BadInput for float64 while JAX would narrow it, and for a mesh that does not fit the model.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtwin.jaxmodel import abstract, axes
+
+    try:
+        wanted = jnp.dtype(source.dtype if dtype is None else dtype)
+    except TypeError:
+        raise BadInput(
+            f"there is no dtype {dtype!r}; {nearest(str(dtype), map(str, FLOATS.values()))}"
+        ) from None
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise BadInput(
+            f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
+            "ask for float32"
+        )
+    here = jax_tensors(source, layout)
+    model = abstract(source.spec, layout=layout)
+    place = _whole(dtype) if mesh is None else _slices(axes.letters(model), here, mesh, dtype)
+    return axes.with_arrays(model, {path: place(path, tensor) for path, tensor in here.items()})
+
+
+def source_of(model: Decoder, like: Source | None = None) -> Source:
+    """A jaxmodel as a source, to be converted; with the carried files and token ids of `like`."""
+    from jaxtwin.jaxmodel import axes
+
+    layout = "unroll" if hasattr(model.stack, "layers") else "scan"
+    rows = decoder_table.rows(model.spec, layout)
+    arrays = {path: Tensor.of(np.asarray(x)) for path, x in axes.arrays(model).items()}
+    tensors = backward(rows, arrays, "the model")
+    if like is not None and like.spec != model.spec:
+        raise BadInput(f"{like.name} is another model: its spec is not the one to be saved")
+    source = like or Source("the model", "jax", model.spec, {}, {}, {})
+    origins = {name: move.here for move in moves(rows) for name in move.there}
+    return replace(source, tensors=tensors, published=arrays, origins=origins)
+
+
+Place = Callable[[str, Tensor], "jax.Array"]
+
+
+def _whole(dtype: Any) -> Place:
+    import jax.numpy as jnp
+
+    return lambda path, tensor: jnp.array(tensor.read(), dtype=dtype)
+
+
+def _slices(
+    letters: Mapping[str, str], here: Mapping[str, Tensor], mesh: Mesh, dtype: Any
+) -> Place:
+    from jaxtwin.jaxmodel import sharding
+
+    if set(mesh.axis_names) != set(sharding.AXES):
+        raise BadInput(
+            f"a mesh for a model has the axes {', '.join(sharding.AXES)}, each of any size (as "
+            f"train.mesh.build makes it); this one has {', '.join(map(str, mesh.axis_names))}"
+        )
+    shapes = {path: tensor.shape for path, tensor in here.items()}
+    shardings, _ = sharding.parameters(letters, shapes, mesh)
+    return lambda path, tensor: sharding.from_slices(tensor, shardings[path], dtype)

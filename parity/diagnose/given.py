@@ -1,0 +1,142 @@
+"""Differences in what the two sides were given, as causes: another spec, other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs.spec import from_json, to_json
+from jaxtwin.parity.compare import preflight
+from jaxtwin.parity.compare.preflight import Slip
+from jaxtwin.parity.report.results import Cause, Difference, Suspect
+from jaxtwin.parity.sides import probes
+from jaxtwin.parity.sides.runs import Reference, Subject
+from jaxtwin.parity.table.tensors import Tensor, Tensors
+
+
+@dataclass(frozen=True)
+class Given:
+    """One cause, and the reference that was given this one thing as the JAX side was."""
+
+    suspect: Suspect
+    alone: Reference
+
+
+def compare(
+    reference: Reference, subject: Subject
+) -> tuple[Reference | None, list[Difference], list[Given]]:
+    """The reference given what the subject has, what differs, and each cause by itself.
+
+    The first is None where torchref cannot be built so: the shapes do not fit.
+    """
+    want = {name: t.read().astype(np.float64) for name, t in reference.tensors.items()}
+    fields = preflight.spec(reference.spec, subject.spec)
+    stored = {name: t.dtype for name, t in reference.tensors.items()}
+    tensors = preflight.weights(reference.spec, want, subject.weights, stored)
+    differences = fields + [difference for difference, _ in tensors]
+    if not differences:
+        return reference, [], []
+    theirs = {name: Tensor.of(x) for name, x in subject.weights.items()}
+    both = _made(reference, subject.spec, theirs)
+    if both is None:
+        return None, differences, []
+    causes = [*_of_spec(reference, subject, fields), *_of_weights(reference, theirs, tensors)]
+    return both, differences, causes
+
+
+def _made(reference: Reference, spec: Model, tensors: Tensors) -> Reference | None:
+    made = replace(reference, spec=spec, tensors=tensors)
+    try:
+        made.model  # noqa: B018  (built, to see whether it can be)
+    except (RuntimeError, BadInput):
+        return None
+    return made
+
+
+def _of_spec(
+    reference: Reference, subject: Subject, fields: Sequence[Difference]
+) -> Iterator[Given]:
+    """One cause for each kind of field and part, in all the layers where it differs."""
+    groups: dict[tuple[Slip, str], list[str]] = {}
+    for difference in fields:
+        name = difference.what.removeprefix("spec: ")
+        groups.setdefault((preflight.field_slip(difference), field_part(name)), []).append(name)
+    found = []
+    for (slip, part), names in groups.items():
+        layers = tuple(sorted({i for n in names for i in layers_of(n, reference.spec)}))
+        mixed = _mixed(reference.spec, subject.spec, names)
+        alone = _made(reference, mixed, reference.tensors)
+        if alone is not None:
+            found.append(Given(_suspect(slip, part, layers), alone))
+    yield from sorted(found, key=lambda given: _place(given.suspect))
+
+
+def _place(suspect: Suspect) -> tuple[float, int]:
+    """The order of computation."""
+    first = suspect.layers[0] if suspect.layers else np.inf if suspect.part == "norm" else -1
+    return first, probes.PARTS.index(suspect.part) if suspect.part in probes.PARTS else -1
+
+
+def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
+    """The spec with these fields as the other has them; the other, where that is no spec."""
+    mine, theirs = to_json(spec), to_json(other)
+    try:
+        for name in names:
+            *path, last = (int(x) if x.isdigit() else x for x in name.split("."))
+            to: Any = mine
+            source: Any = theirs
+            for at in path:
+                to, source = to[at], source[at]
+            to[last] = source[last]
+        return from_json(mine, "the mixed spec")
+    except (BadInput, KeyError, IndexError, TypeError):
+        return other
+
+
+def _of_weights(
+    reference: Reference, theirs: Tensors, tensors: Sequence[tuple[Difference, Slip | None]]
+) -> Iterator[Given]:
+    """One cause for each slip and part, in all the layers where it was made.
+
+    An exchange is one cause, though it shows in two parts.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, Slip]]] = {}
+    for difference, slip in tensors:
+        name = difference.what.removeprefix("weight: ")
+        slip = slip or Slip("weights", f"differs: {difference.about}", "copy the tensor again")
+        part = "" if slip.name == "weights-swapped" else probes.part(name)
+        groups.setdefault((slip.name, part), []).append((name, slip))
+    for found in groups.values():
+        names = [name for name, _ in found]
+        mixed = {n: theirs[n] if n in names else t for n, t in reference.tensors.items()}
+        layers = tuple(sorted({i for n in names if (i := probes.layer(n)) is not None}))
+        slip = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
+        alone = _made(reference, reference.spec, mixed)
+        if alone is not None:
+            yield Given(_suspect(slip, probes.part(names[0]), layers), alone)
+
+
+def _suspect(slip: Slip, part: str, layers: tuple[int, ...]) -> Suspect:
+    named = Cause(slip.name, slip.about, slip.advice, part, layers, 0.0, False)
+    return Suspect(part, layers, "given", float("inf"), named if slip.name else None)
+
+
+def field_part(field: str) -> str:
+    """The part of the model that a field of the spec belongs to: "attn", "norm", ..."""
+    names = field.split(".")
+    return names[4] if names[0] == "runs" and len(names) > 4 else names[0]
+
+
+def layers_of(field: str, spec: Model) -> Iterator[int]:
+    """The layers whose block a field of the spec is in: "runs.0.blocks.1.attn.rope.base"."""
+    first = 0
+    for r, run in enumerate(spec.runs):
+        period = len(run.blocks)
+        for at in range(period):
+            if field.startswith(f"runs.{r}.blocks.{at}."):
+                yield from range(first + at, first + period * run.times, period)
+        first += period * run.times

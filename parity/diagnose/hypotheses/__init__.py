@@ -1,0 +1,7 @@
+"""The catalogue of mistakes that the reference can be made to commit (sides/hypothesis.py)."""
+
+from jaxtwin.parity.diagnose.hypotheses import positions, attention, parts, wiring  # isort: skip
+from jaxtwin.parity.diagnose.hypotheses.base import ANY, MISTAKES
+
+# Hypotheses are tried in the order of these modules.
+__all__ = ["ANY", "MISTAKES", "attention", "parts", "positions", "wiring"]

@@ -1,0 +1,307 @@
+"""Where do the two sides part, and what mistake is it?
+
+Every part of the JAX side is fed the reference's own input (and, going back, the reference's own
+cotangent), so a part that gives something else is itself at fault, however many are. The earliest
+is taken first; mistakes are tried on the reference in its place. One that makes the reference agree
+there is kept, and the search goes on with it made, so a second fault stands out by itself.
+What is found is proven at the end: the reference that makes all these mistakes must agree with the
+JAX side from end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxtwin.parity.compare import curves
+from jaxtwin.parity.compare.curves import BANDS
+from jaxtwin.parity.diagnose import given, torch_cache
+from jaxtwin.parity.diagnose.hypotheses import ANY, MISTAKES
+from jaxtwin.parity.report.results import Cause, Difference, Point, Suspect
+from jaxtwin.parity.sides import probes
+from jaxtwin.parity.sides.hypothesis import Edit, Mistake, edited
+from jaxtwin.parity.sides.outcome import Trace
+from jaxtwin.parity.sides.probes import Place
+from jaxtwin.parity.sides.runs import Reference, Subject
+from jaxtwin.parity.table import bridge
+
+MOST = 12  # suspects in one diagnosis; more is another model
+
+
+@dataclass
+class Diagnosis:
+    """What was found, the earliest first. Errors are in units of what float64 allows."""
+
+    preflight: list[Difference] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    suspects: list[Suspect] = field(default_factory=list)
+    heat: list[list[float]] = field(default_factory=list)
+    error: float = 0.0  # end to end
+    left: float = 0.0  # and when the reference makes the same mistakes
+
+    @property
+    def equal(self) -> bool:
+        return not self.preflight and not self.suspects and self.error <= 1
+
+
+Seen = Callable[[Diagnosis, Trace, Trace, Trace], None]  # the reference, free, and forced by it
+
+
+def diagnose(reference: Reference, subject: Subject, seen: Seen | None = None) -> Diagnosis:
+    """Looks for what is wrong with the subject. Both are in float64.
+
+    `seen` is shown the runs at the end: they are too large to be kept.
+    """
+    truth, free = reference.run(), subject.run(None)
+    forced = subject.run(truth)
+    found = _found(reference, subject, truth, free, forced)
+    if seen is not None:
+        seen(found, truth, free, forced)
+    return found
+
+
+def _found(
+    reference: Reference, subject: Subject, truth: Trace, free: Trace, forced: Trace
+) -> Diagnosis:
+    found = Diagnosis()
+    found.error = found.left = curves.final(free, truth)
+    ends, parts = curves.measure(free, truth), curves.measure(forced, truth)
+    found.points = curves.points(ends, [parts], truth, "float64")
+    found.heat = curves.heat(free, truth, len(reference.spec.layers))
+    base, found.preflight, causes = given.compare(reference, subject)
+    if base is None:  # not even the shapes are the same: nothing to feed
+        return found
+    search = Search(base, truth if base is reference else base.run(), forced)
+    if base is not reference:
+        search.forced = subject.run(search.base)
+    suspects = list(search.all())
+    if not causes and not suspects and found.error <= 1:
+        found.suspects += _cache(reference, subject, truth)
+        return found
+    if causes or search.edits:
+        found.left = _left(free, base, search.edits)
+    tried: list[tuple[Suspect, Reference, list[Edit]]] = [(c.suspect, c.alone, []) for c in causes]
+    tried += [(suspect, reference, [edit] if edit else []) for suspect, edit in suspects]
+    for suspect, alone, edits in tried:
+        if suspect.cause is not None and found.error != 0:  # it may be NaN
+            left = found.left if len(tried) == 1 else _left(free, alone, edits)
+            share = (
+                1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / found.error, 0, 1)))
+            )
+            cause = replace(suspect.cause, explains=share, proven=found.left <= 1)
+            suspect = replace(suspect, cause=cause)
+        found.suspects.append(suspect)
+    return found
+
+
+def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Suspect]:
+    """The cached path, where the rest agrees: a prefill, then three tokens one by one."""
+    ids = reference.given.ids[:1]
+    prefill = ids.shape[1] - 3
+    if subject.decode is None or prefill < 2:
+        return
+    got = subject.decode(ids, prefill)
+    off = curves.error(got, truth.logits[:1, -1]) / curves.FORWARD
+    if off <= 1:
+        return
+    for name, slip in torch_cache.SLIPS.items():
+        left = curves.error(got, torch_cache.decode(reference.model, ids, prefill, slip))
+        if left <= curves.FORWARD:
+            cause = Cause(name, slip.about, slip.advice, "cache", (), 1.0, True)
+            yield Suspect("cache", (), "forward", off, cause)
+            return
+    yield Suspect("cache", (), "forward", off, None)
+
+
+def _left(free: Trace, reference: Reference, edits: Sequence[Edit]) -> float:
+    """The final error against the reference that makes these mistakes."""
+    exact = reference.run(edits=[e for e in edits if not e.mistake.rounds])
+    if not _dtype(edits):
+        return curves.final(free, exact)
+    return curves.final(free, exact, reference.run(edits=edits), _dtype(edits))
+
+
+def _dtype(edits: Sequence[Edit]) -> str:
+    """The narrowest dtype that a mistake among these loses digits to; "" where none does."""
+    lost = {e.mistake.rounds for e in edits}
+    return next((dtype for dtype in ("bfloat16", "float16", "float32") if dtype in lost), "")
+
+
+class Runs(Protocol):
+    """A reference that can be seen from inside and made to commit mistakes."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def places(self) -> Mapping[str, Place]: ...
+
+    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace: ...
+
+
+class Search:
+    """Functions that differ, one after another, between a forced run and the reference's own."""
+
+    def __init__(self, reference: Runs, base: Trace, forced: Trace):
+        self.reference, self.base, self.forced = reference, base, forced
+        self.modules = dict(reference.model.named_modules())
+        self.edits: list[Edit] = []
+        self.unknown: set[tuple[str, str]] = set()
+
+    def all(self) -> Iterator[tuple[Suspect, Edit | None]]:
+        """Every suspect, the earliest first; `edits` grows by what explains them."""
+        for _ in range(MOST):
+            group = self._first()
+            if group is None:
+                return
+            direction, names, worst = group
+            part = probes.part(names[0])
+            edit, cause = self._explained(direction, names), None
+            if edit is None and len(names) > 1:  # not the same in all these layers: one by one
+                names = names[:1]
+                edit = self._explained(direction, names)
+            layers = tuple(i for name in names if (i := probes.layer(name)) is not None)
+            if edit is None:
+                self.unknown |= {(direction, name) for name in names}
+            else:
+                self.edits.append(edit)
+                about, advice = (edit.say(s) for s in (edit.mistake.about, edit.mistake.advice))
+                cause = Cause(edit.mistake.name, about, advice, part, layers, 0.0, False)
+            yield Suspect(part, layers, direction, worst, cause), edit
+
+    def _over(self, direction: str, edits: Sequence[Edit]) -> dict[str, float]:
+        """Errors in units of what is allowed, in the order of computation of that direction."""
+        exact, lost = self._runs(edits)
+        off = curves.errors(self.forced, exact, direction)
+        allowed = curves.lossy(exact, lost, direction, _dtype(edits), pooled=True)
+        over = {name: e / allowed[name] for name, e in off.items()}
+        return dict(reversed(over.items())) if direction == "backward" else over
+
+    def _runs(self, edits: Sequence[Edit]) -> tuple[Trace, Trace]:
+        """The reference fed with its own values: with these mistakes, but for lost digits; and all.
+
+        What a part that loses digits may be off is then known from how many the reference loses.
+        """
+        sharp = [e for e in edits if not e.mistake.rounds]
+        exact = self.reference.run(self.base, sharp) if sharp else self.base
+        lossy = len(sharp) < len(edits)
+        return exact, self.reference.run(self.base, edits) if lossy else exact
+
+    def _first(self) -> tuple[str, list[str], float] | None:
+        """The earliest divergence, with the same part of other layers beside it."""
+        for direction in BANDS:
+            over = {
+                name: e
+                for name, e in self._over(direction, self.edits).items()
+                if not e <= 1 and (direction, name) not in self.unknown
+            }
+            if over:
+                part = probes.part(next(iter(over)))
+                names = [name for name in over if probes.part(name) == part]
+                worst = float(np.max([over[name] for name in names]))
+                return direction, sorted(names, key=lambda n: probes.layer(n) or 0), worst
+        return None
+
+    def _explained(self, direction: str, names: Sequence[str]) -> Edit | None:
+        """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
+        at = self.reference.places[names[0]] if direction == "forward" else None
+        # The module that gives the probed value may have a name of its own.
+        named = "" if at is None or at.given else probes.part(at.module)
+        part = probes.part(names[0])
+        fit = [m for m in MISTAKES if {part, named, ANY} & set(m.parts)]
+        fit = [m for m in fit if m.direction == direction]
+        for mistake in sorted(fit, key=lambda m: (m.fits, m.rounds)):
+            edited = part if {part, ANY} & set(mistake.parts) else named
+            modules = tuple(_module(name, mistake.module.format(part=edited)) for name in names)
+            if any(module not in self.modules for module in modules):
+                continue  # a layer of another wiring has no such part
+
+            def over(value: object, m: Mistake = mistake, on: tuple[str, ...] = modules) -> float:
+                return self._with(Edit(m, on, value), direction, names)
+
+            lone = ANY in mistake.parts and part not in mistake.parts
+            if lone and (at is None or at.given or at.module != modules[0]):
+                continue  # the probe is not of what this module returns
+            values = list(mistake.values(self.modules[modules[0]]))
+            if mistake.fits and values:
+                values = [fitted(self._alone(mistake, modules[0], names[0]), values)]
+            for value in values:
+                if over(value) <= 1:
+                    return Edit(mistake, modules, value)
+        return None
+
+    def _alone(self, mistake: Mistake, module: str, name: str) -> Callable[[float], float]:
+        """The error of one probe by the mistake's value, with nothing run but the module it is in.
+
+        A value is searched in a hundred steps, and the whole model would be run for each.
+        """
+        import torch
+
+        at, model = self.reference.places[name], self.reference.model
+        want = self.forced.values[name]
+        if not f"{at.module}.".startswith(f"{module}."):  # it is not what gives the probed value
+
+            def whole(value: float) -> float:
+                edits = [*self.edits, Edit(mistake, (module,), value)]
+                return curves.error(want, self.reference.run(self.base, edits).values[name])
+
+            return whole
+        caught: list[Any] = []
+        hook = self.modules[module].register_forward_pre_hook(lambda m, args: caught.append(args))
+        try:
+            self.reference.run(self.base, self.edits)
+        finally:
+            hook.remove()
+        here = replace(at, call=0) if at.module == module and at.call else at
+
+        def off(value: float) -> float:
+            edits = [*self.edits, Edit(mistake, (module,), value)]
+            forced = probes.Hooks(model, {name: here}, self.base)
+            with torch.no_grad(), edited(model, edits), forced as hooks:
+                self.modules[module](*caught[at.call if here is not at else 0])
+            return curves.error(want, bridge.to_numpy(hooks.values[name]))
+
+        return off
+
+    def _with(self, edit: Edit, direction: str, names: Sequence[str]) -> float:
+        """How far these parts are over with one more mistake made."""
+        edits = [*self.edits, edit]
+        over = self._over(direction, edits)
+        worst = float(np.max([over[name] for name in names]))
+        if (
+            edit.mistake.rounds and worst <= 1
+        ):  # allowed much is not explained: it must lose as much
+            exact, lost = self._runs(edits)
+            off = curves.errors(self.forced, exact, direction)
+            loss = curves.errors(lost, exact, direction)
+            if any(loss[name] > curves.LOSS * off[name] for name in names):
+                return float("inf")
+        return worst
+
+
+def _module(name: str, inner: str) -> str:
+    at = probes.layer(name)
+    return inner if at is None else f"layers.{at}.{inner}".rstrip(".")
+
+
+def fitted(off: Callable[[float], float], values: Sequence[float]) -> float:
+    """The value between those tried at which `off` is least, to the last digits.
+
+    The error falls to zero in one point, like a valley with straight sides, so it is narrowed down
+    by golden sections; a round number near it is preferred where it does as well.
+    """
+    from scipy.optimize import golden
+
+    tried = [off(value) for value in values]
+    if np.isnan(tried).all():
+        return values[0]
+    i = int(np.nanargmin(tried))
+    if not 0 < i < len(values) - 1:
+        return values[i]
+    with np.errstate(all="ignore"):
+        found = float(golden(off, brack=tuple(values[i - 1 : i + 2]), tol=1e-15, maxiter=200))
+    near = [float(f"{found:.{digits}g}") for digits in (3, 4, 5, 6, 8, 10, 12)]
+    return min([values[i], *near, found], key=off)

@@ -1,0 +1,170 @@
+"""What the verbs found, for people: tables on a console, and a line of verdict."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxtwin.parity.report.results import Check, Report, number, verdict
+from jaxtwin.parity.report.wording import explanation, opposite, readings, used
+
+
+def printer(columns: int) -> Console:
+    """A console on standard output: as wide as the terminal, or of that many columns in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else columns)
+
+
+TIGHTEST = 3  # of the gradients that hold, how many are shown for each dtype
+
+
+def show(report: Report, console: Console, everything: bool = False) -> None:
+    """What was not the same before, the table, the notes and the verdict."""
+    if opposite(report):
+        console.print(f"the JAX side is {opposite(report)}", markup=False, highlight=False)
+    _given(report, console)
+    table = Table(title=None, box=None, pad_edge=False)
+    for name in ("dtype", "what", "error", "budget", "used", ""):
+        right = name in ("error", "budget", "used")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    shown, hidden = chosen(report.checks, everything)
+    for check in shown:
+        mark = Text("ok", "green") if check.ok else Text("FAILS", "bold red")
+        error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
+        table.add_row(check.dtype, check.name, error, budget, used(check.margin), mark)
+    console.print(table)
+    if hidden:
+        console.print(f"and {hidden} more that hold with more room (--all shows them)", style="dim")
+    _findings(report, console)
+    for note in report.notes:
+        console.print(f"note: {note}", style="yellow")
+    style = "bold green" if report.equal else "bold red"
+    console.print(verdict(report), style=style, markup=False)
+
+
+def _given(report: Report, console: Console) -> None:
+    for difference in report.preflight:
+        how = f" ({difference.about})" if difference.about else ""
+        text = f"differs: {difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
+        console.print(text, style="red", markup=False, highlight=False)
+
+
+def _findings(report: Report, console: Console) -> None:
+    """What is known of the differences, and what could not have been seen."""
+    for suspect in report.suspects:
+        text = f"suspect: {explanation(suspect)}"
+        console.print(text, style="red", markup=False, highlight=False)
+    for name, said in readings(report):
+        console.print(f"detail: {name}: {said}", style="red", markup=False, highlight=False)
+    for line in report.blind:
+        console.print(f"not shown: {line}", style="yellow", markup=False, highlight=False)
+
+
+def show_changes(changes: Sequence[str], console: Console) -> None:
+    """What is not as it was in the baseline."""
+    for line in changes:
+        console.print(f"since the baseline: {line}", markup=False, highlight=False)
+    if not changes:
+        console.print("since the baseline: nothing changed")
+
+
+def chosen(checks: list[Check], everything: bool) -> tuple[list[Check], int]:
+    """Every check that fails and every one that is no gradient; of the gradients, the tightest."""
+    if everything:
+        return checks, 0
+    groups: dict[tuple[str, str], list[Check]] = defaultdict(list)
+    for check in checks:
+        if "grad " in check.name and check.ok:
+            groups[check.dtype, check.name.split("grad ")[0]].append(check)
+    tight = {
+        id(check)
+        for group in groups.values()
+        for check in sorted(group, key=lambda c: -c.margin)[:TIGHTEST]
+    }
+    shown = [c for c in checks if not c.ok or "grad " not in c.name or id(c) in tight]
+    return shown, len(checks) - len(shown)
+
+
+def show_conversion(report: dict[str, Any]) -> None:
+    """What was written, or with a dry run the plan: one line for each kind of tensor."""
+    console = printer(200)
+    if report["dry_run"]:
+        table = Table(box=None, pad_edge=False)
+        for column in ("from", "axes", "to", "shape"):
+            table.add_column(column, overflow="fold")
+        for step in report["plan"]:
+            shape = " x ".join(map(str, step["shape"]))
+            table.add_row(spanned(step["source"]), step["pattern"], step["target"], shape)
+        console.print(table)
+    source, target = report["source"], report["target"]
+    for note in report["notes"]:
+        console.print(f"note: {note}", style="yellow")
+    done = "proven, nothing written" if report["dry_run"] else f"written to {target['path']}"
+    console.print(
+        f"{source['name']} ({source['dialect']}): {report['tensors']} tensors, "
+        f"{report['bytes']:,} bytes of {report['dtype']}, {done}"
+    )
+
+
+def spanned(names: list[str]) -> str:
+    """Names that differ in one number as one: "layers.{0..29}.attn.q.weight"."""
+    if len(names) == 1:
+        return names[0]
+    first, last = re.split(r"(\d+)", names[0]), re.split(r"(\d+)", names[-1])
+    differ = [i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b]
+    if len(first) != len(last) or len(differ) != 1:
+        return f"{names[0]} ... {names[-1]}"
+    first[differ[0]] = "{" + f"{first[differ[0]]}..{last[differ[0]]}" + "}"
+    return "".join(first)
+
+
+def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
+    """Facts as a table of two columns; nested ones get dotted names."""
+
+    def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from flat(f"{name}.{key}" if name else key, inner)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, inner in enumerate(value):
+                yield from flat(f"{name}.{i}", inner)
+        elif isinstance(value, list):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, f"{value:,}" if type(value) is int else str(value)
+
+    table = Table(title=title, box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for row in flat("", facts):
+        table.add_row(*row)
+    printer(100).print(table)
+
+
+def show_faults(table: dict[str, Any], console: Console) -> None:
+    """The kill table: what was caught, where, and under what name."""
+    grid = Table(box=None, pad_edge=False)
+    for column in ("fault", "caught", "first seen at", "called", ""):
+        grid.add_column(column, overflow="fold")
+    for found in table["faults"]:
+        mark = Text("ok", "green") if found["named"] else Text("not its name", "yellow")
+        caught = Text("yes") if found["caught"] else Text("NO", "bold red")
+        grid.add_row(found["name"], caught, found["where"], found["cause"] or "-", mark)
+    console.print(grid)
+    faults, pairs = table["faults"], table["pairs"]
+    for alarm in table["alarms"]:
+        console.print(f"false alarm: {alarm}", style="red", markup=False, highlight=False)
+    caught, named = (sum(f[key] for f in faults) for key in ("caught", "named"))
+    said = [f"{caught} of {len(faults)} faults caught, {named} called by their name"]
+    if table["controls"]:
+        said.append(f"{table['false_alarms']} false alarms in {table['controls']} random models")
+    if pairs["tried"]:
+        both = f"pairs: both located in {pairs['located']} and named in {pairs['named']}"
+        said.append(f"{both} of {pairs['tried']}")
+    console.print("; ".join([*said, f"{table['seconds']:.0f} s"]))

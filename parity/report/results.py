@@ -1,0 +1,236 @@
+"""What a comparison found, as data: the only thing that reports are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxtwin.parity.report.details import Detail, reading
+
+SCHEMA = 1  # of `Report.to_json`; raised when a field changes its meaning (docs/json.md)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison. It holds when error and budget are numbers, and the error is within."""
+
+    name: str
+    dtype: str
+    error: float
+    budget: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(np.isfinite(self.budget) and self.error <= self.budget)
+
+    @property
+    def margin(self) -> float:
+        """The part of the budget that is used: above 1 is a failure."""
+        if self.budget:
+            return self.error / self.budget
+        return 0.0 if self.error == 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that was not the same before any tensor was computed."""
+
+    what: str  # "spec: runs.0.blocks.0.attn.rope.base", "weight: layers.3.attn.q.weight", ...
+    torch: str
+    jax: str
+    about: str = ""  # what turns one into the other, where that is known
+
+
+@dataclass(frozen=True)
+class Point:
+    """One probe, seen from one direction, in one dtype. Errors are relative L2.
+
+    `accumulated` is the error end to end. `injected` is that of the part alone: fed the reference's
+    own input (going back: the reference's cotangent). `noise` is what the reference's own part
+    injects in that dtype (0 in float64, which is the truth), and `band` what `injected` may be.
+    """
+
+    probe: str  # torch's name: "embed", "layers.3.attn.q", "head"; a parameter's name
+    layer: int | None
+    part: str  # the name without its layer: "attn.q"
+    direction: str  # "forward", "backward" (the cotangent there), "parameter" (its gradient)
+    dtype: str
+    accumulated: float
+    injected: float
+    noise: float
+    band: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.injected <= self.band)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mistake that explains a divergence: the reference, made to do the same, agrees."""
+
+    name: str
+    about: str  # what the JAX side does
+    advice: str  # what to change
+    part: str
+    layers: tuple[int, ...]  # empty for a part outside the layers
+    explains: float  # the share of the final error that goes away with it: 1 is all of it
+    proven: bool  # with all causes together, the final error is inside the budget
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Parts of one kind that inject more than they may, the earliest of them first."""
+
+    part: str
+    layers: tuple[int, ...]
+    direction: str
+    worst: float  # the largest injected error, in units of its band
+    cause: Cause | None
+
+
+@dataclass(repr=False)
+class Report:
+    """Everything, in the order of computation, and where it was."""
+
+    checks: list[Check] = field(default_factory=list)
+    preflight: list[Difference] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    suspects: list[Suspect] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)  # of what failed (failure_details.py)
+    heat: list[list[float]] = field(default_factory=list)  # layer by position: the error of "out"
+    trajectory: list[dict[str, Any]] = field(default_factory=list)
+    blind: list[str] = field(default_factory=list)  # what the input could not have shown
+    environment: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The verdict: all of it is tens of thousands of characters."""
+        return verdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Report: {self}>"
+
+    @property
+    def equal(self) -> bool:
+        return bool(self.checks) and all(check.ok for check in self.checks)
+
+    @property
+    def provisional(self) -> bool:
+        """Compared in spite of a difference in what was compared."""
+        return bool(self.preflight)
+
+    def to_json(self) -> dict[str, Any]:
+        """See docs/json.md. Numbers that JSON has no word for become the strings "nan", "inf"."""
+        out = {
+            "schema": SCHEMA,
+            "equal": self.equal,
+            "provisional": self.provisional,
+            "checks": [{**asdict(check), "ok": check.ok} for check in self.checks],
+            "preflight": [asdict(difference) for difference in self.preflight],
+            "points": [{**asdict(point), "ok": point.ok} for point in self.points],
+            "suspects": [asdict(suspect) for suspect in self.suspects],
+            "details": [{**asdict(d), "reading": reading(d)} for d in self.details],
+            "heat": self.heat,
+            "trajectory": self.trajectory,
+            "blind": self.blind,
+            "environment": self.environment,
+            "notes": self.notes,
+        }
+        return {name: plain(value) for name, value in out.items()}
+
+
+def plain(x: Any) -> Any:
+    """The same in JSON's words."""
+    if isinstance(x, dict):
+        return {key: plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(value) for value in x]
+    if isinstance(x, float | np.floating):
+        return float(x) if np.isfinite(x) else str(float(x))
+    return x
+
+
+# ---- the verdict --------------------------------------------------------------------------------
+
+COUNTED = ("int", "as stored")  # dtypes of checks whose error and budget are counts
+
+
+def number(x: float, dtype: str = "") -> str:
+    """Counts as counts, measures as measures; nan and inf as they are."""
+    return f"{x:.0f}" if x in (0, 1) or dtype in COUNTED else f"{x:.2e}"
+
+
+def verdict(report: Report) -> str:
+    """One line: equal or not, the first divergence and its cause, how many comparisons fail."""
+    bad = [check for check in report.checks if not check.ok]
+    given = ""
+    if report.preflight:
+        more = f" and {len(report.preflight) - 1} more" if len(report.preflight) > 1 else ""
+        given = f"what was given differs ({report.preflight[0].what}{more})"
+    provisional = f"; provisional: {given}" if given else ""
+    if not report.checks:
+        return f"NOTHING WAS COMPARED: {given}" if given else "NOTHING WAS COMPARED"
+    if not bad:
+        return f"EQUAL: all {len(report.checks)} comparisons hold{provisional}"
+    failing = f"{len(bad)} of {len(report.checks)} comparisons fail, first {failure(bad[0])}"
+    first = divergence(report)
+    if first:
+        return f"NOT EQUAL: first divergence at {first}. {failing}{provisional}"
+    return f"NOT EQUAL: {failing}{provisional}"
+
+
+def failure(check: Check) -> str:
+    error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
+    return f"{check.name!r} in {check.dtype}: {error} where {budget} is allowed"
+
+
+DIRECTIONS = {
+    "forward": "",
+    "backward": " (going back)",
+    "parameter": " (its gradient)",
+    "update": " (the update)",
+    "mu": " (the first moment)",
+    "nu": " (the second moment)",
+    "given": " (as given)",
+}
+
+
+def divergence(report: Report) -> str | None:
+    """Where the two sides part first, and why: "layers.3.attn.q: 'rope-base' (proven)"."""
+    if report.suspects:
+        suspect = report.suspects[0]
+        back = suspect.direction == "backward"
+        earliest = suspect.layers[-1:] if back else suspect.layers[:1]
+        where = place(suspect.part, earliest) + DIRECTIONS.get(suspect.direction, "")
+        return f"{where}: {because(suspect)}"
+    bad = [point for point in report.points if not point.ok]
+    if not bad:
+        return None
+    point = bad[0]
+    if point.direction == "backward":  # listed as in the forward pass
+        alike = (point.direction, point.dtype)
+        point = [p for p in bad if (p.direction, p.dtype) == alike][-1]
+    return f"{point.probe}{DIRECTIONS.get(point.direction, '')} in {point.dtype}: cause not known"
+
+
+def because(suspect: Suspect) -> str:
+    cause = suspect.cause
+    if cause is None:
+        return "cause not known"
+    return f"{cause.name!r} ({'proven' if cause.proven else 'not proven'})"
+
+
+def place(part: str, layers: Sequence[int]) -> str:
+    """A part in its layers: "layers.3.attn.q", "layers.{0..5}.attn.q", "layers.{0,2,4}.out"."""
+    if not layers:
+        return part
+    first, last, count = layers[0], layers[-1], len(layers)
+    if count == 1:
+        return f"layers.{first}.{part}"
+    if count > 2 and list(layers) == list(range(first, last + 1)):
+        return f"layers.{{{first}..{last}}}.{part}"
+    return f"layers.{{{','.join(map(str, layers))}}}.{part}"

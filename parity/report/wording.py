@@ -1,0 +1,91 @@
+"""A report in words: verdict, first divergence, causes. Every kind of report says the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jaxtwin.parity.report.details import Detail, reading
+from jaxtwin.parity.report.results import (
+    DIRECTIONS,
+    Difference,
+    Report,
+    Suspect,
+    because,
+    failure,
+    number,
+    place,
+    verdict,
+)
+
+COMPLAINT = 15  # lines at most
+
+
+def used(margin: float) -> str:
+    """The part of a budget that is used: "65%", "2.1e+11x"; nan and inf as they are."""
+    if not math.isfinite(margin):
+        return str(margin)
+    return f"{margin:.0%}" if margin < 10 else f"{margin:.1e}x"
+
+
+def opposite(report: Report) -> str:
+    """What the JAX side was built from, where it is not the source itself: "out/run (run)"."""
+    against = report.environment.get("against")
+    return f"{against['name']} ({against['kind']})" if against else ""
+
+
+def explanation(suspect: Suspect) -> str:
+    """One line: where, how much, and what is known of the cause."""
+    where = place(suspect.part, suspect.layers) + DIRECTIONS.get(suspect.direction, "")
+    over = "" if suspect.direction == "given" else f", {number(suspect.worst)} times its band"
+    cause = suspect.cause
+    if cause is None:
+        return f"{where}{over}: cause not known"
+    advice = f"; to mend it, {cause.advice}" if cause.advice else ""
+    return (
+        f"{where}{over}: {because(suspect)}: the JAX side {cause.about}{advice} "
+        f"(explains {share(cause.explains)} of the error)"
+    )
+
+
+def readings(report: Report) -> list[tuple[str, str]]:
+    """What the details clearly say, by tensor."""
+    named = [(titled(detail), reading(detail)) for detail in report.details]
+    return [(name, said) for name, said in named if said]
+
+
+def titled(detail: Detail) -> str:
+    """Its name; a gradient is told from that of the whole run, and a dtype from float64."""
+    alone = ", alone" if detail.alone and detail.name.startswith("grad ") else ""
+    return detail.name + alone + ("" if detail.dtype == "float64" else f" in {detail.dtype}")
+
+
+def share(x: float) -> str:
+    """A share as a percentage that says 100 % and 0 % only of what is whole or nothing."""
+    rounded = round(x * 100)
+    if 0 < x < 1 and rounded in (0, 100):
+        return "under 1 %" if rounded == 0 else "over 99 %"
+    return f"{x * 100:.0f} %"
+
+
+def complaint(report: Report) -> str:
+    """What an assertion says of a report that is not equal, in at most COMPLAINT lines."""
+    lines = [verdict(report)]
+    lines += _some([explanation(s) for s in report.suspects], 4)
+    lines += _some([given(d) for d in report.preflight], 3)
+    bad = [check for check in report.checks if not check.ok]
+    lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)
+    return "\n".join(line.replace("\n", " ") for line in lines)
+
+
+def given(difference: Difference) -> str:
+    """A difference in what was given, and what is known of it."""
+    how = f" ({difference.about})" if difference.about else ""
+    return f"{difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
+
+
+def _some(lines: Sequence[str], most: int) -> Iterator[str]:
+    for line in lines[:most]:
+        yield f"  {line}"
+    if len(lines) > most:
+        yield f"  and {len(lines) - most} more"

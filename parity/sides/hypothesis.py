@@ -1,0 +1,65 @@
+"""A mistake that the reference can be made to commit: what a diagnosis supposes of the JAX side.
+
+The JAX side may be any function: nobody can reach into it and mend it. But the reference can be
+made to commit the same mistake, and where it then agrees, the mistake is the cause. The catalogue
+is in `diagnose/hypotheses`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake in one kind of module.
+
+    `parts` are the probes that show it when every part is fed the reference's input, and `module`
+    is what is edited, named within its layer ("{part}": the part itself). `values` are what it may
+    depend on (a base, a scale): tried in turn or, with `fits`, searched between them.
+    """
+
+    name: str
+    about: str
+    advice: str
+    parts: tuple[str, ...]
+    module: str
+    edit: Callable[[nn.Module, Any], None]
+    values: Callable[[nn.Module], Sequence[Any]] = lambda module: (None,)
+    fits: bool = False
+    direction: str = "forward"
+    rounds: str = ""  # a dtype: it only costs digits, and two frameworks lose different ones
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A mistake at a place: modules by name, and its value."""
+
+    mistake: Mistake
+    modules: tuple[str, ...]
+    value: Any = None
+
+    def say(self, text: str) -> str:
+        value = f"{self.value:.6g}" if isinstance(self.value, float) else str(self.value)
+        return text.replace("{}", value)
+
+
+@contextlib.contextmanager
+def edited(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
+    """Within: the model makes these mistakes."""
+    saved = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        for edit in edits:
+            for name in edit.modules:
+                edit.mistake.edit(model.get_submodule(name), edit.value)
+        yield
+    finally:
+        for module, state in saved:
+            module.__dict__.clear()
+            module.__dict__.update(state)

@@ -1,0 +1,292 @@
+"""The sides of a comparison: one run of torchref, of jaxmodel or of transformers, as NumPy.
+
+Every run gives the same three things under torchref's names, so that comparing needs no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxtwin.configs import Model
+from jaxtwin.parity.sides import probes, terms
+from jaxtwin.parity.sides.hypothesis import Edit, edited
+from jaxtwin.parity.sides.inputs import Inputs
+from jaxtwin.parity.sides.outcome import Outcome, Trace
+from jaxtwin.parity.sides.probes import Place
+from jaxtwin.parity.table import bridge, decoder_table
+from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward
+
+if TYPE_CHECKING:
+    import torch
+
+    from jaxtwin.jaxmodel import Decoder
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is done to the JAX side alone, to see whether the check notices (see faults.py)."""
+
+    spec: Callable[[Model], Model] = lambda spec: spec
+    weights: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda arrays: arrays
+    edit: Callable[[Decoder], None] = lambda model: None
+
+
+def torch_model(spec: Model, tensors: Tensors, dtype: str) -> Any:
+    import torch
+
+    from jaxtwin import torchref
+
+    with torch.device("meta"):
+        model = torchref.Decoder(spec)
+    state = {n: bridge.to_torch(t.read()).to(getattr(torch, dtype)) for n, t in tensors.items()}
+    model.load_state_dict(state, strict=True, assign=True)
+    return model
+
+
+def run_torch(
+    spec: Model,
+    tensors: Tensors,
+    given: Inputs,
+    dtype: str,
+    built: Callable[[Any], None] = lambda model: None,
+) -> Outcome:
+    """One forward and backward of torchref in the dtype; `built` is shown the model before."""
+    import torch
+
+    model = torch_model(spec, tensors, dtype)
+    built(model)
+    with terms.Watch(model) as watch:
+        logits = model(
+            torch.from_numpy(given.ids),
+            positions=torch.from_numpy(given.positions),
+            segments=torch.from_numpy(given.segments),
+        )
+        nll = torch_nll(logits, given)
+        nll.mean().backward()
+    grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
+    return Outcome(_wide(logits), _wide(nll), grads, terms=watch.terms())
+
+
+def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
+    """The counted targets' next-token negative log-likelihoods, in float32 at least."""
+    import torch
+
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits[:, :-1].to(wide).log_softmax(dim=-1)
+    nll = -scores.gather(-1, torch.from_numpy(given.ids[:, 1:, None]))[..., 0]
+    return nll[torch.from_numpy(given.counted)]
+
+
+def jax_model(
+    spec: Model,
+    tensors: Tensors,
+    dtype: str,
+    layout: str = "scan",
+    wrong: Wrong | None = None,
+    remat: str = "none",
+) -> Decoder:
+    """jaxmodel filled through the table; `wrong` makes mistakes on the way."""
+    import jax.numpy as jnp
+
+    from jaxtwin.jaxmodel import abstract
+    from jaxtwin.jaxmodel.axes import with_arrays
+
+    wrong = wrong or Wrong()
+    filled = forward(decoder_table.rows(spec, layout), tensors, "the source")
+    values = wrong.weights({path: tensor.read() for path, tensor in filled.items()})
+    model = with_arrays(
+        abstract(wrong.spec(spec), dtype=dtype, layout=layout, remat=remat),
+        {path: jnp.asarray(value).astype(dtype) for path, value in values.items()},
+    )
+    wrong.edit(model)
+    return model
+
+
+@functools.cache
+def _jax_step() -> Callable[..., Any]:
+    """The compiled forward and backward: made once, so that models of one shape share it."""
+    import jax
+    import jax.numpy as jnp
+
+    def loss(model: Decoder, ids: Any, positions: Any, segments: Any, targets: Any) -> Any:
+        logits = model(ids, positions=positions, segments=segments)
+        scores = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
+        scores = jax.nn.log_softmax(scores, axis=-1)
+        nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0]
+        return (nll * targets).sum() / targets.sum(), (logits, nll)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") -> Outcome:
+    """One forward and backward of jaxmodel, its gradients carried back through the table."""
+    from jaxtwin.jaxmodel.axes import arrays
+
+    # The input is an argument: baked in, XLA would fold a (b t v) scatter at compile time.
+    targets = given.counted.astype(np.float32)
+    (_, (logits, nll)), grads = _jax_step()(
+        model, given.ids, given.positions, given.segments, targets
+    )
+    named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
+    named = backward(decoder_table.rows(spec, layout), named, "the gradients")
+    return Outcome(
+        np.asarray(logits, np.float64),
+        np.asarray(nll, np.float64)[given.counted],
+        {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
+    )
+
+
+@contextlib.contextmanager
+def grads_on() -> Iterator[None]:
+    """Within: torch computes gradients, whatever the caller has turned off."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def logits_of_ids(model: Decoder, ids: np.ndarray) -> np.ndarray:
+    """The logits (b t v) of ids alone, without positions or segments, as people call it."""
+    import jax
+
+    return np.asarray(jax.jit(lambda model: model(ids))(model))
+
+
+def logits_jax(model: Decoder, given: Inputs) -> np.ndarray:
+    """The logits (b t v) alone."""
+    import jax
+
+    @jax.jit
+    def run(model: Decoder) -> Any:
+        return model(given.ids, positions=given.positions, segments=given.segments)
+
+    return np.asarray(run(model))
+
+
+def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
+    """Logits (b v) after the last id, as text is generated: a prefill, then token by token."""
+    from jaxtwin.jaxmodel import sample
+
+    read = sample.reader(model, len(ids), ids.shape[1])
+    logits = read(ids[:, :prefill])
+    for i in range(prefill, ids.shape[1]):
+        logits = read(ids[:, i : i + 1])
+    return np.asarray(logits, np.float64)
+
+
+def _wide(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
+
+
+# ---- seen from inside ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """torchref with a spec and weights, on one input, in one dtype."""
+
+    spec: Model
+    tensors: Tensors
+    given: Inputs
+    dtype: str = "float64"
+
+    @cached_property
+    def model(self) -> Any:
+        """The torch model, made once."""
+        return torch_model(self.spec, self.tensors, self.dtype)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Where its probes are."""
+        return probes.places(self.spec)
+
+    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
+        """One forward and backward, making the mistakes given."""
+        import torch
+
+        ids, positions, segments = (
+            torch.from_numpy(x) for x in (self.given.ids, self.given.positions, self.given.segments)
+        )
+        with edited(self.model, edits) if edits else nullcontext():
+            return probes.run_torch(
+                self.model,
+                self.places,
+                lambda: self.model(ids, positions=positions, segments=segments),
+                lambda logits: torch_nll(logits, self.given),
+                forced,
+            )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The JAX side: a spec, its weights in torch's names and layout, and a run seen from inside."""
+
+    spec: Model
+    tensors: Tensors
+    run: Callable[..., Trace]  # of probes.jax_runs
+    decode: Callable[[np.ndarray, int], np.ndarray] | None = None  # as sides.decode_jax
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights, read: only a failure asks for them, and they are as large as the model."""
+        return {name: tensor.read() for name, tensor in self.tensors.items()}
+
+
+def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> Subject:
+    """A jaxmodel, as it is: its own spec, its own weights."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtwin.jaxmodel import axes
+
+    spec = model.spec
+    parameters = decoder_table.rows(spec, layout)
+    seen = probes.rows(spec, layout, given.ids.shape)
+    arrays = axes.arrays(model)
+    here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
+    named = backward(parameters, here, "the JAX side")
+    at = np.nonzero(given.counted)
+
+    def apply(params: Mapping[str, Any]) -> Any:
+        now = axes.with_arrays(model, params)
+        return now(given.ids, positions=given.positions, segments=given.segments)
+
+    def score(logits: Any) -> Any:
+        wide = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
+        scores = jax.nn.log_softmax(wide, axis=-1)
+        return -jnp.take_along_axis(scores, given.ids[:, 1:, None], axis=-1)[..., 0][at]
+
+    run = probes.jax_runs(apply, arrays, score, parameters, seen, jit=jit)
+
+    def decode(ids: np.ndarray, prefill: int) -> np.ndarray:
+        with nullcontext() if jit else jax.disable_jit():
+            return decode_jax(model, ids, prefill)
+
+    return Subject(spec, named, run, decode)
+
+
+def wrong_model(
+    spec: Model, tensors: Tensors, wrong: Wrong | None, layout: str = "unroll"
+) -> Decoder:
+    """jaxmodel in float64 with a mistake in it."""
+    if wrong is not None and layout != "scan":
+        # Faults in the weights are written for stacked layers; they are made there, and unstacked.
+        stacked = decoder_table.rows(spec, "scan")
+        arrays = {path: t.read() for path, t in forward(stacked, tensors, "the source").items()}
+        here = {path: Tensor.of(x) for path, x in wrong.weights(arrays).items()}
+        tensors = backward(stacked, here, "the faulty weights")
+        wrong = replace(wrong, weights=lambda arrays: arrays)
+    return jax_model(spec, tensors, "float64", layout, wrong)
+
+
+def wrong_decoder(spec: Model, tensors: Tensors, given: Inputs, wrong: Wrong | None) -> Subject:
+    """The same as a subject that runs operation by operation: for the kill table."""
+    return decoder(wrong_model(spec, tensors, wrong), "unroll", given, jit=False)

@@ -1,0 +1,194 @@
+"""The table: one row per kind of tensor, and what can be done with rows.
+
+A `Row` pairs a name here with a name there and says how the axes move. `rows` is the table between
+jaxmodel (here) and torchref (there), grouped by part and never by family. The dialects are further
+lists of the same Row between torchref (here) and a published naming (there).
+
+Holes: "{l}" in a name ranges over the row's values. A hole in both names renames; a hole in the
+other's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and
+experts, are rows and no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtwin.configs.spec import (
+    GQA,
+    LN,
+    RMS,
+    SCALINGS,
+    Alibi,
+    Block,
+    Glu,
+    Learned,
+    Mlp,
+    Model,
+    PostBlock,
+    QKNorm,
+    Rope,
+    Sinusoidal,
+    T5Bias,
+)
+from jaxtwin.parity.table.row import Row
+
+
+def merged(letters: str) -> str:
+    """The pattern from one axis there to these letters."""
+    return f"({letters}) -> {letters}" if " " in letters else f"{letters} -> {letters}"
+
+
+def scale(letters: str) -> Row:
+    return Row("weight", "weight", merged(letters))
+
+
+def biases(there: bool, letters: Mapping[str, str], sizes: Mapping[str, int]) -> list[Row]:
+    """The bias of each named matrix, over these letters; none where there are none."""
+    return [
+        Row(f"{name}_bias/weight", f"{name}.bias", merged(axes), sizes)
+        for name, axes in letters.items()
+        if there
+    ]
+
+
+def rms(spec: RMS, letters: str = "d") -> list[Row]:
+    return [scale(letters)]
+
+
+def layer_norm(spec: LN, letters: str = "d") -> list[Row]:
+    bias = Row("bias/weight", "bias.weight", merged(letters))
+    return [scale(letters), *([bias] if spec.bias else [])]
+
+
+def part(name: str, spec: Any, *args: Any) -> list[Row]:
+    """The rows of a part under its name, which is the same on both sides."""
+    return [row.within(f"{name}/", f"{name}.", {}) for row in ROWS[type(spec)](spec, *args)]
+
+
+def attention(spec: GQA) -> list[Row]:
+    sizes = {"n": spec.heads, "k": spec.kv, "h": spec.width}
+    rows = [
+        Row("q", "q.weight", "(n h) d -> d n h", sizes),
+        Row("k", "k.weight", "(k h) d -> d k h", sizes),
+        Row("v", "v.weight", "(k h) d -> d k h", sizes),
+        Row("o", "o.weight", "d (n h) -> n h d", sizes),
+        *biases(spec.bias, {"q": "n h", "k": "k h", "v": "k h"}, sizes),
+        *biases(spec.out_bias, {"o": "d"}, sizes),
+        *part("q_norm", spec.qk_norm, "n"),
+        *part("k_norm", spec.qk_norm, "k"),
+        *part("rotate", spec.rope),
+        *part("relative", spec.relative),
+    ]
+    return [row.sized(sizes) for row in rows]
+
+
+def normed_heads(spec: QKNorm, heads: str) -> list[Row]:
+    letters = {"head": "h", "projection": f"{heads} h"}[spec.over]
+    return part("norm", spec.norm, letters)
+
+
+def bucket_bias(spec: T5Bias) -> list[Row]:
+    return [Row("weight", "weight", "r n -> r n", {"r": spec.buckets})]
+
+
+def learned(spec: Learned) -> list[Row]:
+    return [Row("weight", "weight", "m d -> m d")]
+
+
+def glu(spec: Glu) -> list[Row]:
+    sizes = {"f": spec.hidden}
+    return [
+        Row("gate", "gate.weight", "f d -> d f", sizes),
+        Row("up", "up.weight", "f d -> d f", sizes),
+        Row("down", "down.weight", "d f -> f d", sizes),
+        *biases(spec.bias, {"gate": "f", "up": "f", "down": "d"}, sizes),
+    ]
+
+
+def mlp(spec: Mlp) -> list[Row]:
+    sizes = {"f": spec.hidden}
+    return [
+        Row("up", "up.weight", "f d -> d f", sizes),
+        Row("down", "down.weight", "d f -> f d", sizes),
+        *biases(spec.bias, {"up": "f", "down": "d"}, sizes),
+    ]
+
+
+def nothing(spec: object, *args: object) -> list[Row]:
+    return []
+
+
+SLOTS = {
+    Block: ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn"),
+    PostBlock: ("attn", "post_attn", "ffn", "post_ffn"),
+}
+
+
+def block(spec: Block | PostBlock) -> list[Row]:
+    """The rows of one layer."""
+    return [row for slot in SLOTS[type(spec)] for row in part(slot, getattr(spec, slot))]
+
+
+ROWS: dict[type, Callable[..., list[Row]]] = {
+    RMS: rms,
+    LN: layer_norm,
+    Learned: learned,
+    Sinusoidal: nothing,
+    Rope: nothing,
+    **dict.fromkeys(SCALINGS, nothing),
+    Alibi: nothing,
+    T5Bias: bucket_bias,
+    QKNorm: normed_heads,
+    GQA: attention,
+    Glu: glu,
+    Mlp: mlp,
+    Block: block,
+    PostBlock: block,
+    type(None): nothing,
+}
+Rows = Callable[[Block | PostBlock], list[Row]]
+
+
+def scanned(spec: Model, block: Rows = block) -> list[Row]:
+    """jaxmodel's stacked layers: block `at` of run `r` holds layers first + at, + period, ...
+
+    `block` gives one layer's rows: its parameters', or its probes'.
+    """
+    out, first = [], 0
+    for r, run in enumerate(spec.runs):
+        period, times = len(run.blocks), run.times
+        for at, pattern in enumerate(run.blocks):
+            numbers = range(first + at, first + period * times, period)
+            out += [
+                row.within(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
+                for row in block(pattern)
+            ]
+        first += period * times
+    return out
+
+
+def unrolled(spec: Model, block: Rows = block) -> list[Row]:
+    """jaxmodel's layers one by one."""
+    return [
+        row.within("stack/layers/{l}/", "layers.{l}.", {"l": [i]})
+        for i, pattern in enumerate(spec.layers)
+        for row in block(pattern)
+    ]
+
+
+LAYOUTS = {"scan": scanned, "unroll": unrolled}
+HEADS: dict[bool, list[Row]] = {True: [], False: [Row("head/weight", "head.weight", "v d -> d v")]}
+
+
+def rows(spec: Model, layout: str = "scan") -> list[Row]:
+    """The table between jaxmodel's parameters (here) and torchref's (there)."""
+    table = [
+        Row("embed/weight", "embed.weight", "v d -> v d"),
+        *part("position", spec.position),
+        *part("embed_norm", spec.embed_norm),
+        *LAYOUTS[layout](spec),
+        *part("norm", spec.norm),
+        *HEADS[spec.tied],
+    ]
+    return [row.sized({"d": spec.d, "v": spec.vocab, "m": spec.max_len}) for row in table]

@@ -1,0 +1,289 @@
+"""Tensors not yet read, and rows applied to them: conversion as a lazy mapping.
+
+`forward` and `backward` take named tensors on one side of a list of rows to named tensors on the
+other. Nothing is read until somebody reads, and then one tensor at a time; what the mapping is
+worth is proven first, from names, shapes and dtypes alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+
+from jaxtwin.configs import BadInput
+from jaxtwin.parity.table import axis_ops
+from jaxtwin.parity.table.axis_ops import Index
+from jaxtwin.parity.table.row import Move, Row
+
+SHOWN = 20  # problems in one message
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Shape and dtype as the file's header gives them, and how to get the values.
+
+    `slices` gets those at an index alone, one slice of step 1 for each axis, where that costs less.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+    slices: Callable[[Index], np.ndarray] | None = None
+
+    def part(self, index: Index) -> np.ndarray:
+        """read()[index], for one slice of step 1 for each axis.
+
+        What is read for it is the smallest slice of the file's tensor that holds these values. Of a
+        row that merges or splits axes it is more where the index is not whole entries of the first
+        letter of a merged axis; and it is the whole tensor where the file allows no slices
+        (an .npz) or where it is fused there of several here.
+        """
+        index = tuple(
+            slice(*at.indices(size)[:2]) for at, size in zip(index, self.shape, strict=True)
+        )
+        if self.slices is None or any(at.start >= at.stop for at in index):
+            return self.read()[index]
+        return self.slices(index)
+
+    @staticmethod
+    def of(array: np.ndarray) -> Tensor:
+        return Tensor(tuple(array.shape), array.dtype, lambda: array)
+
+
+Tensors = Mapping[str, Tensor]
+
+
+def moves(rows: Iterable[Row]) -> list[Move]:
+    return [move for row in rows for move in row.moves()]
+
+
+def shapes_there(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
+    """Every name that the rows have there, with its shape; what several take from, once.
+
+    AssertionError if those do not between them take every entry exactly once.
+    """
+    table = moves(rows)
+    fused = _fused(table)
+    return [
+        (name, move.shape_there)
+        for move in table
+        for name in move.there
+        if move.take is None or fused[name][0] is move
+    ]
+
+
+def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor]:
+    """The tensors here, made of those there; a BadInput with every problem if they do not fit.
+
+    A fused tensor is kept while its parts are read one after another, in the order given here.
+    """
+    table = moves(rows)
+    prove(shapes_there(rows), there, where)
+    mixed = [
+        f"  {move.here} stacks tensors of {sorted(dtypes)}"
+        for move in table
+        if len(dtypes := {str(there[name].dtype) for name in move.there}) > 1
+    ]
+    if mixed:
+        raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
+    last = {name: parts[-1].here for name, parts in _fused(table).items()}
+    held: dict[str, np.ndarray] = {}
+    return {move.here: _stacked(move, there, last, held) for move in table}
+
+
+def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor]:
+    """The inverse of `forward`.
+
+    A stack is kept while its parts are read one after another, in the order given here, and let go
+    with the last of them. A fused tensor is assembled when it is read, and the stacks that its
+    parts are in are kept alike.
+    """
+    table = moves(rows)
+    prove([(m.here, m.shape_here) for m in table], here, where)
+    fused = _fused(table)
+    mixed = [
+        f"  {name} is fused of tensors of {sorted(dtypes)}"
+        for name, parts in fused.items()
+        if len(dtypes := {str(here[part.here].dtype) for part in parts}) > 1
+    ]
+    if mixed:
+        raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
+    held: dict[str, np.ndarray] = {}
+    apart: dict[str, dict[str, np.ndarray]] = defaultdict(dict)  # several stacks are read in turns
+    out: dict[str, Tensor] = {}
+    for move in table:
+        for i, name in enumerate(move.there):
+            if move.take is None:
+                out[name] = _part(move, i, here, held)
+            elif name not in out:
+                out[name] = _whole(name, fused[name], here, apart)
+    return out
+
+
+def _fused(table: Sequence[Move]) -> dict[str, list[Move]]:
+    """The moves that take from each fused tensor there, proven to take every entry once."""
+    out: dict[str, list[Move]] = {}
+    for move in table:
+        for name in move.there if move.take else ():
+            out.setdefault(name, []).append(move)
+    for name, parts in out.items():
+        _tiled(name, parts)
+    return out
+
+
+def _tiled(name: str, parts: Sequence[Move]) -> None:
+    """An AssertionError unless the parts' entries are all those of one axis, each once."""
+    axes, taken = set(), []
+    for move in parts:
+        assert move.take is not None
+        letter, start, stop = move.take
+        before = move.axes_there[: move.axes_there.index(letter)]
+        outer = math.prod(move.sizes[a] for a in before)
+        axes.add((move.shape_there, outer, move.sizes[letter]))
+        taken.append((start, stop))
+    if len(axes) > 1:
+        raise AssertionError(f"the table cuts {name} along different axes: {sorted(axes)}")
+    size = axes.pop()[2]
+    edges = [0, *(at for cut in sorted(taken) for at in cut), size]
+    if any(a != b for a, b in zip(edges[::2], edges[1::2], strict=True)):
+        raise AssertionError(f"the table takes {sorted(taken)} of the {size} entries of {name}")
+
+
+def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: str) -> None:
+    """Every tensor given is used exactly once, and every one wanted is there with its shape.
+
+    All problems are reported together, in one BadInput.
+    """
+    shapes = dict(wanted)
+    uses = Counter(name for name, _ in wanted)
+    problems = [f"  {name}: read {n} times by the table" for name, n in uses.items() if n > 1]
+    spare = sorted(given.keys() - shapes.keys())
+    for name in sorted(shapes.keys() - given.keys()):
+        # Looking for a near name takes time, and no more than the first few are shown.
+        near = get_close_matches(name, spare, n=1) if len(problems) < SHOWN else []
+        hint = f"; is it {near[0]!r}?" if near else ""
+        problems.append(f"  {name}: missing, expected shape {shapes[name]}{hint}")
+    for name in spare:
+        problems.append(f"  {name}: unexpected, shape {given[name].shape}; nothing would read it")
+    for name in sorted(shapes.keys() & given.keys()):
+        if tuple(given[name].shape) != tuple(shapes[name]):
+            problems.append(f"  {name}: shape {given[name].shape}, expected {shapes[name]}")
+    if problems:
+        raise BadInput(f"{where} does not hold this model's tensors:\n{listed(problems)}")
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first problems, one a line, and how many more there are."""
+    more = len(problems) - SHOWN
+    return "\n".join([*problems[:SHOWN], *([f"  and {more} more"] if more > 0 else [])])
+
+
+def _stacked(
+    move: Move, there: Tensors, last: Mapping[str, str], held: dict[str, np.ndarray]
+) -> Tensor:
+    """One tensor here, filled slot by slot, so that only one source is in memory beside it.
+
+    `held` keeps the last fused tensor read until the part that is `last` to be made of it.
+    """
+
+    def whole(name: str) -> np.ndarray:
+        if name not in last:
+            return there[name].read()
+        x = held.get(name)
+        if x is None:
+            held.clear()
+            x = there[name].read()
+        if last[name] == move.here:
+            held.clear()
+        else:
+            held[name] = x
+        return x
+
+    def read() -> np.ndarray:
+        parts = (move.forward(whole(name)) for name in move.there)
+        if not move.stack:
+            part = next(parts)
+            return part if move.take is None else part.copy()  # no view that keeps the whole
+        out = np.empty(move.shape_here, dtype)
+        slots = out.reshape(-1, *move.shape_here[len(move.stack) :])
+        for slot, part in zip(slots, parts, strict=True):
+            axis_ops.put(part, slot)
+        return out
+
+    def slices(index: Index) -> np.ndarray:
+        outer, inner = index[: len(move.stack)], index[len(move.stack) :]
+        shape = [at.stop - at.start for at in index]
+        cells = list(itertools.product(*(range(at.start, at.stop) for at in outer)))
+
+        def of(cell: tuple[int, ...]) -> np.ndarray:
+            source = there[move.there[axis_ops.flat(move.stack, cell)]].part
+            return axis_ops.part(source, move.pattern, move.sizes, inner, move.take)
+
+        if len(cells) == 1:  # a layer: not copied once more
+            return axis_ops.ordered(of(cells[0])).reshape(shape)
+        out = np.empty(shape, dtype)
+        for slot, cell in zip(out.reshape(-1, *out.shape[len(outer) :]), cells, strict=True):
+            axis_ops.put(of(cell), slot)
+        return out
+
+    dtype = there[move.there[0]].dtype
+    cheap = move.stack or there[move.there[0]].slices
+    return Tensor(move.shape_here, dtype, read, slices if cheap else None)
+
+
+def _slot(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
+    """The i-th of a stack here; `held` keeps the last stack read, if it must be read whole."""
+    if move.stack and here[move.here].slices is not None:
+        return _slot_part(move, i, here, (slice(None),) * len(move.shape_here[len(move.stack) :]))
+    whole = held.get(move.here)
+    if whole is None:
+        held.clear()
+        whole = here[move.here].read()
+    if i + 1 < len(move.there):
+        held[move.here] = whole
+    else:
+        held.clear()
+    return whole.reshape(-1, *move.shape_here[len(move.stack) :])[i]
+
+
+def _slot_part(move: Move, i: int, here: Tensors, index: Index) -> np.ndarray:
+    """The i-th of a stack here at that index of its own axes, nothing else read."""
+    at = tuple(slice(n, n + 1) for n in np.unravel_index(i, move.stack)) if move.stack else ()
+    part = here[move.here].part((*at, *index))
+    return part.reshape(part.shape[len(at) :])
+
+
+def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
+    """The i-th tensor there that one here is made of."""
+
+    def read() -> np.ndarray:
+        return move.backward(_slot(move, i, here, held))
+
+    def slices(index: Index) -> np.ndarray:
+        source = functools.partial(_slot_part, move, i, here)
+        return axis_ops.part(source, axis_ops.flip(move.pattern), move.sizes, index)
+
+    cheap = here[move.here].slices
+    return Tensor(move.shape_there, here[move.here].dtype, read, slices if cheap else None)
+
+
+def _whole(
+    name: str, parts: Sequence[Move], here: Tensors, held: Mapping[str, dict[str, np.ndarray]]
+) -> Tensor:
+    """A fused tensor there, assembled from its parts here; `held` keeps the stack of each."""
+    shape, dtype = parts[0].shape_there, here[parts[0].here].dtype
+
+    def read() -> np.ndarray:
+        out = np.empty(shape, dtype)
+        for move in parts:
+            move.put(_slot(move, move.there.index(name), here, held[move.here]), out)
+        return out
+
+    return Tensor(shape, dtype, read)

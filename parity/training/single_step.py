@@ -1,0 +1,84 @@
+"""One optimizer step alone: from the reference's parameters, moments, count and gradients.
+
+Nothing has accumulated there, so a wrong optimizer shows at the first step that it gets wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxtwin.configs import Model
+from jaxtwin.parity.table import decoder_table
+from jaxtwin.parity.table.tensors import Tensor, backward
+from jaxtwin.parity.training import adam, moments
+from jaxtwin.parity.training.adam import Arrays, Seen
+
+Combine = Callable[[Sequence[Any], Sequence[int]], Any]  # summed gradients, targets -> a gradient
+
+
+def token_mean(grads: Sequence[Any], tokens: Sequence[int]) -> Any:
+    """The mean over all targets, however they fall on the parts (trees of arrays by path)."""
+    import jax
+
+    return jax.tree.map(lambda *parts: sum(parts) / max(1, sum(tokens)), *grads)
+
+
+def injected(
+    spec: Model,
+    optimizer: Any,
+    reference: Sequence[Seen],
+    *,
+    layout: str = "scan",
+    combine: Combine = token_mean,
+) -> list[Seen]:
+    """The same steps made by an optax optimizer, each from the reference's state and gradients.
+
+    What the optimizer keeps besides the two moments and the count stays its own from step to step.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def here(named: Arrays) -> dict[str, Any]:
+        return {p: jnp.asarray(x) for p, x in moments.carried(spec, named, layout).items()}
+
+    def named(tree: Mapping[str, Any]) -> Arrays:
+        back = {path: Tensor.of(np.asarray(x, np.float64)) for path, x in tree.items()}
+        there = backward(decoder_table.rows(spec, layout), back, "the optimizer")
+        return {name: tensor.read() for name, tensor in there.items()}
+
+    out: list[Seen] = []
+    with jax.enable_x64(True):
+        state = None
+        for seen in reference:
+            params = here(seen.before.params)
+            state = optimizer.init(params) if state is None else state
+            before = seen.before
+            state = moments.filled(state, here(before.mu), here(before.nu), before.count)
+            grads = combine([here(p.grads) for p in seen.parts], [p.tokens for p in seen.parts])
+            updates, state = optimizer.update(grads, state, params)
+            mu, nu, _ = moments.from_optax(spec, state, layout)
+            wide = [{n: np.asarray(x, np.float64) for n, x in m.items()} for m in (mu, nu)]
+            out.append(Seen(before, seen.parts, adam.Step(named(updates), *wide)))
+    return out
+
+
+def differences(got: Seen, want: Seen) -> dict[str, dict[str, tuple[float, float]]]:
+    """By "update", "mu", "nu" and by parameter: the relative L2 error, and its band.
+
+    torch's update is the difference of its parameters, which were rounded: a small update of a
+    large parameter is known no better than that.
+    """
+    eps = float(np.finfo(np.float64).eps)
+    out: dict[str, dict[str, tuple[float, float]]] = {}
+    for what, errors in adam.errors(got.made, want.made).items():
+        out[what] = {}
+        for name, error in errors.items():
+            band = adam.BAND
+            size = float(np.linalg.norm(want.made.update[name]))
+            if what == "update" and size:
+                band += eps * float(np.linalg.norm(want.before.params[name])) / size
+            out[what][name] = (error, band)
+    return out

@@ -1,0 +1,122 @@
+"""What `jaxtwin.compare` is called with by mistake, and what a report says of itself."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jaxtwin
+from jaxtwin.configs import BadInput
+from jaxtwin.parity.check import any_model, source_check
+from jaxtwin.parity.checkpoints.source import open_source
+from jaxtwin.parity.report.results import Report
+from jaxtwin.parity.table.row import Row
+from jaxtwin.tests.helpers import reports
+
+X = np.random.default_rng(0).normal(size=(5, 3))
+TABLE = [Row("kernel", "weight", "o i -> i o"), Row("bias", "bias", "o -> o")]
+
+
+def linear(params: Any, x: Any) -> Any:
+    return x @ params["kernel"] + params["bias"]
+
+
+THEIRS = torch.nn.Linear(3, 2)
+PARAMS = {"kernel": THEIRS.weight.detach().numpy().T, "bias": THEIRS.bias.detach().numpy()}
+
+
+def compared(**change: Any) -> Report:
+    given = {"torch_module": THEIRS, "jax_side": linear, "table": TABLE, "inputs": [X]}
+    given |= {"params": PARAMS, "dtypes": ["float64"], "jit": False} | change
+    return jaxtwin.compare(**given)
+
+
+def without(name: str) -> dict[str, Any]:
+    return {path: x for path, x in PARAMS.items() if path != name}
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_the_settings_say_whether_jax_compiled(jit: bool) -> None:
+    report = compared(jit=jit)
+    assert report.equal
+    assert report.environment["settings"]["float64"]["jax"]["jit"] is jit
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"params": without("bias")}, r"the JAX side does not hold.*\n  bias: missing"),
+    ({"params": {**PARAMS, "more": X}}, "more: unexpected"),
+    ({"params": {**PARAMS, "bias": X}}, r"bias: shape \(5, 3\), expected \(2,\)"),
+    ({"table": TABLE[:1], "params": without("bias")}, r"the torch side.*\n  bias: unexpected"),
+    ({"params": {"a": PARAMS}}, "params is flat, .* 'a' holds a dict"),
+    ({"params": [X]}, "params is a dict .* got a list"),
+    ({"params": None}, "a JAX function needs its parameters"),
+    ({"jax_side": nnx.Linear(3, 2, rngs=nnx.Rngs(0))}, "params is for a JAX function"),
+    ({"jax_side": 3}, "jax_side is an NNX module or a function"),
+    ({"jax_side": lambda p, x: p["kernal"]}, "asks for 'kernal'.*did you mean 'kernel'"),
+    ({"inputs": X}, r"inputs is a list .* an ndarray of shape \(5, 3\); .* inputs=\[x\]"),
+    ({"inputs": jnp.asarray(X)}, r"inputs is a list .* inputs=\[x\]"),
+    ({"inputs": torch.from_numpy(X)}, r"inputs is a list .* a Tensor of shape \(5, 3\)"),
+    ({"inputs": "x"}, "inputs is a list .* got a str"),
+    ({"inputs": [None]}, r"inputs\[0\] is a NoneType"),
+    ({"inputs": [[X, [1]]]}, r"inputs\[0\] cannot be made an array"),
+    ({"table": TABLE[0]}, "table is a list of parity.table.Row, and got a Row"),
+    ({"table": ["kernel"]}, "table is a list of parity.table.Row"),
+    ({"probes": {"a": "b"}}, "probes is a list of parity.table.Row, and got a dict"),
+    ({"torch_module": linear}, "torch_module is a torch.nn.Module, and got a function"),
+    ({"dtypes": "float64"}, "dtypes is a list such as .* got 'float64'"),
+    ({"dtypes": ["float63"]}, "dtypes has 'float63'; did you mean"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MISTAKES)
+def test_a_mistake_is_one_message(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=f"(?s){said}"):
+        compared(**change)
+
+
+def test_a_key_that_the_function_misses_elsewhere_is_its_own_error() -> None:
+    with pytest.raises(KeyError, match="bias"):
+        compared(jax_side=lambda p, x: {}["bias"])
+
+
+def test_a_report_is_a_line() -> None:
+    report = reports.failing()
+    assert str(report).startswith("NOT EQUAL: first divergence at layers.3.attn.q: 'rope-base'")
+    assert repr(report) == f"<Report: {report}>"
+    assert len(repr(report)) < 300
+    assert repr(Report()) == "<Report: NOTHING WAS COMPARED>"
+
+
+@pytest.mark.parametrize(
+    ("public", "does"), [(jaxtwin.check, source_check.check), (jaxtwin.compare, any_model.compare)]
+)
+def test_every_keyword_is_documented(public: Any, does: Any) -> None:
+    parameters = inspect.signature(does).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    documented = re.findall(r"^ +- `(\w+)`", public.__doc__, re.MULTILINE)
+    assert sorted(documented) == sorted(keywords)
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    for call in (jaxtwin.check, jaxtwin.assert_parity):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+            call("reference-tiny", dtype="float64")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+        compared(dtype="float64")
+
+
+@pytest.mark.slow
+def test_a_folder_for_what_fails_may_be_named_by_a_text(tmp_path: Path) -> None:
+    how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "use_witness": False}
+    other = open_source("reference-tiny", seed=1)
+    report = jaxtwin.check("reference-tiny", against=other, keep=str(tmp_path / "out"), **how)
+    assert not report.equal
+    assert any(str(tmp_path / "out") in note for note in report.notes)

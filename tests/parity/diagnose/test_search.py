@@ -1,0 +1,396 @@
+"""Probes, and the diagnosis made with them: where two sides part, and what mistake it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxtwin.configs import PRESETS, Model
+from jaxtwin.configs.spec import Run
+from jaxtwin.jaxmodel.probe import Slot, looking, probe
+from jaxtwin.parity.compare import curves, preflight
+from jaxtwin.parity.diagnose import torch_cache
+from jaxtwin.parity.diagnose.search import diagnose
+from jaxtwin.parity.report import metrics
+from jaxtwin.parity.selftest import kill_table
+from jaxtwin.parity.selftest.faults import FAULTS
+from jaxtwin.parity.selftest.faults.making import calling
+from jaxtwin.parity.selftest.kill_table import TOKENS, judge
+from jaxtwin.parity.selftest.tiny_models import shapes, weights
+from jaxtwin.parity.sides import probes
+from jaxtwin.parity.sides.inputs import blind, inputs
+from jaxtwin.parity.sides.runs import Reference, Wrong, decoder, wrong_decoder, wrong_model
+from jaxtwin.parity.table.tensors import Tensor
+
+SPEC = shapes()["pre-norm"]
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[None]:
+    """64 bits for the whole file, whose operations are compiled once."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[Reference, Any]:
+    tensors, given = weights(SPEC, 3), inputs(SPEC, TOKENS, 3)
+    return Reference(SPEC, tensors, given), wrong_decoder(SPEC, tensors, given, None)
+
+
+@pytest.mark.slow
+def test_a_half_at_a_time_is_the_whole(sides: tuple[Reference, Any]) -> None:
+    """What saves memory in a large model changes no error, and each half has only its own."""
+    reference, subject = sides
+    truth = reference.run()
+    assert curves.alone(subject.run, truth) == curves.measure(subject.run(truth), truth)
+    forward, backward = (subject.run(truth, half) for half in ("forward", "backward"))
+    assert (forward.grads, forward.cotangents, backward.values) == ({}, {}, {})
+    assert forward.values.keys() == truth.values.keys() == backward.cotangents.keys()
+
+
+# ---- probes -------------------------------------------------------------------------------------
+
+
+def test_a_probe_leaves_no_trace_until_somebody_looks() -> None:
+    def f(x: Any) -> Any:
+        return probe(2 * x, "a") + 1
+
+    one = jnp.ones(())
+    off = str(jax.make_jaxpr(f)(one))
+    assert off == str(jax.make_jaxpr(lambda x: 2 * x + 1)(one))
+    with looking({"a": Slot(jnp.zeros(()))}):
+        assert str(jax.make_jaxpr(lambda x: f(x))(one)) != off  # a new function: traces are kept
+
+
+def test_a_probe_shows_and_replaces_value_and_cotangent() -> None:
+    def loss(x: Any, seed: Any, *put: Any) -> Any:
+        with looking({"a": Slot(seed, *put)}) as eyes:
+            y = 5 * probe(3 * x, "a")
+        return y, eyes.seen["a"]
+
+    at = (jnp.asarray(2.0), jnp.asarray(0.0))
+    (y, seen), (dx, arrived) = jax.value_and_grad(loss, (0, 1), has_aux=True)(*at)
+    assert (y, seen, dx, arrived) == (30, 6, 15, 5)
+    (y, seen), (dx, arrived) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        *at, jnp.asarray(7.0), jnp.asarray(11.0)
+    )
+    assert (y, seen, dx, arrived) == (35, 6, 33, 5)
+
+
+def test_a_hook_shows_and_replaces_the_same_in_torch() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+    for layer, value in zip(model, (3.0, 5.0), strict=True):
+        torch.nn.init.constant_(layer.weight, value)
+    x, one = torch.tensor([[2.0]]), np.ones((1, 1), np.float32)
+    forced = probes.Trace(one, one, {}, {"0": 7 * one}, {"0": 11 * one})
+    for put, output, grads in ((None, 30, (10, 6)), (forced, 35, (22, 7))):
+        got = probes.run_torch(model, {"0": probes.Place("0")}, lambda: model(x), lambda y: y, put)
+        assert (got.logits, got.values["0"], got.cotangents["0"]) == (output, 6, 5)
+        assert (got.grads["0.weight"], got.grads["1.weight"]) == grads
+
+
+def test_two_probes_of_one_name_are_refused() -> None:
+    with looking({}), pytest.raises(ValueError, match="two probes are called 'a'"):
+        probe(probe(jnp.zeros(()), "a"), "a")
+
+
+def test_hooks_change_nothing_in_torch(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    truth = reference.run()
+    given = reference.given
+    ids, at, segments = map(torch.from_numpy, (given.ids, given.positions, given.segments))
+    plain = reference.model(ids, positions=at, segments=segments).detach().numpy()
+    assert np.array_equal(plain, truth.logits)
+    again = reference.run(truth)  # its own values in their places: the same bits everywhere
+    for direction in curves.BANDS:
+        assert set(curves.errors(again, truth, direction).values()) == {0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["scan", "unroll"])
+def test_every_probe_is_on_both_sides_and_agrees(layout: str, sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    truth = reference.run()
+    model = wrong_model(SPEC, reference.tensors, None, layout)
+    for jit in (False, True):
+        run = decoder(model, layout, reference.given, jit=jit).run
+        for trace in (run(None), run(truth)):
+            assert list(truth.values) == list(reference.places)
+            for direction, band in curves.BANDS.items():
+                assert max(curves.errors(trace, truth, direction).values()) <= band
+    given = reference.given
+    plain = model(given.ids, positions=given.positions, segments=given.segments)
+    assert np.array_equal(np.asarray(plain), run_eager(model, layout, given))
+
+
+def run_eager(model: Any, layout: str, given: Any) -> np.ndarray:
+    return decoder(model, layout, given, jit=False).run(None).logits
+
+
+def test_rows_of_the_probes_name_each_once() -> None:
+    for layout in ("scan", "unroll"):
+        names = [
+            n for row in probes.rows(SPEC, layout, (2, 8)) for m in row.moves() for n in m.there
+        ]
+        assert sorted(names) == sorted(probes.places(SPEC))
+
+
+def test_the_plain_cache_decodes_what_the_whole_pass_gives(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    ids = reference.given.ids[:1]
+    whole = reference.model(torch.from_numpy(ids)).detach().numpy()[:, -1]
+    assert curves.error(torch_cache.decode(reference.model, ids, 7), whole) <= 1e-14
+    for slip in torch_cache.SLIPS.values():
+        assert curves.error(torch_cache.decode(reference.model, ids, 7, slip), whole) > 1e-3
+
+
+# ---- the diagnosis ------------------------------------------------------------------------------
+
+
+# Some of them here; all of them, in every model, in the kill table's slow test.
+@pytest.mark.parametrize("name", list(FAULTS)[::12])
+def test_a_fault_is_caught_and_called_by_its_name(name: str) -> None:
+    tried = (kill_table.fault(name, shape, spec) for shape, spec in shapes().items())
+    found = next(outcome for outcome in tried if outcome is not None)
+    assert (found.caught, found.cause) == (True, FAULTS[name].cause)
+
+
+@pytest.mark.parametrize("seed", range(1))  # two hundred in the kill table
+def test_an_equal_model_gives_no_alarm(seed: int) -> None:
+    assert kill_table.control(seed) == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_faults_in_two_layers_are_both_found(seed: int) -> None:
+    found = kill_table.pair(seed)
+    assert found["named"], found
+
+
+@pytest.mark.slow
+def test_one_wrong_element_in_layer_17_is_located() -> None:
+    deep = replace(SPEC, runs=(Run(blocks=SPEC.runs[0].blocks, times=20),))
+    name = "layers.17.ffn.down.weight"
+
+    def change(tensors: Any, given: Any) -> Any:
+        model: Any = wrong_model(deep, tensors, None)
+        down = model.stack.layers[17].ffn.down
+        down.set_value(down[...].at[5, 3].add(1e-6))
+        return decoder(model, "unroll", given, jit=False)
+
+    found = judge(deep, 3, change)
+    assert [d.what for d in found.preflight] == [f"weight: {name}"]
+    assert "1 of 384 elements differ, most at [3, 5]" in found.preflight[0].about
+    (suspect,) = found.suspects
+    assert (suspect.part, suspect.layers) == ("ffn.down.weight", (17,))
+    assert suspect.cause is not None
+    assert suspect.cause.proven
+    over = [p for p in found.points if p.direction == "forward" and not p.ok]
+    assert [p.probe for p in over] == ["layers.17.ffn"]  # alone, no other part is off
+    worst = [max(row) for row in found.heat]
+    assert max(worst[:17]) < 1e-13 < 1e-9 < min(worst[17:])
+
+
+def changed(change: Any, dtype: str = "float64") -> Any:
+    """The diagnosis of a JAX side whose weights were changed in place, stored in that dtype."""
+    tensors = {n: Tensor.of(t.read().astype(dtype)) for n, t in weights(SPEC, 3).items()}
+    given = inputs(SPEC, TOKENS, 3)
+    theirs = {n: Tensor.of(t.read().copy()) for n, t in tensors.items()}
+    change(theirs)
+    return diagnose(Reference(SPEC, tensors, given), wrong_decoder(SPEC, theirs, given, None))
+
+
+def test_a_nan_is_where_it_is_and_what_hands_it_on_is_not_at_fault() -> None:
+    def change(tensors: Any) -> None:
+        tensors["layers.1.ffn.up.weight"].read()[3, 4] = np.nan
+
+    found = changed(change)
+    assert "1 of 384 elements differ, most at [3, 4]: nan where -" in found.preflight[0].about
+    (suspect,) = found.suspects
+    assert (suspect.part, suspect.layers, suspect.direction) == ("ffn.up.weight", (1,), "given")
+    assert (suspect.cause.name, suspect.cause.proven, suspect.cause.explains) == (
+        "one-element",
+        True,
+        1.0,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_a_scaled_weight_is_named_in_the_dtype_it_is_stored_in(dtype: str) -> None:
+    """1.5 times a float32, rounded to float32, is 1.5 times to 1e-7 and not to 1e-16."""
+
+    def change(tensors: Any) -> None:
+        x = tensors["layers.1.attn.q.weight"].read()
+        x[:] = (1.3 * x.astype("f8")).astype(x.dtype)
+
+    found = changed(change, dtype)
+    (suspect,) = found.suspects
+    assert (suspect.cause.name, suspect.cause.proven) == ("scaled-weight", True)
+    assert "layers.1.attn.q.weight that is multiplied by 1." in suspect.cause.about
+    assert f"16 x 16 {dtype} sha256" in found.preflight[0].torch
+
+
+def test_weights_that_differ_in_no_known_way_are_a_cause() -> None:
+    def change(tensors: Any) -> None:
+        x = tensors["layers.1.attn.q.weight"].read()
+        x += np.random.default_rng(0).normal(size=x.shape)
+
+    (suspect,) = changed(change).suspects
+    assert (suspect.part, suspect.layers) == ("attn.q.weight", (1,))
+    assert (suspect.cause.name, suspect.cause.proven, suspect.cause.explains) == (
+        "weights",
+        True,
+        1.0,
+    )
+    assert suspect.cause.about.startswith("has a layers.1.attn.q.weight that differs: 256 of 256")
+
+
+def test_another_eps_is_told_for_each_part_that_has_it() -> None:
+    norm = replace(SPEC.norm, eps=1e-2)
+    block = replace(SPEC.layers[0], pre_attn=norm, pre_ffn=norm)
+    other = replace(SPEC, runs=(replace(SPEC.runs[0], blocks=(block,)),), norm=norm)
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(other, t, g, None))
+    assert [(s.part, s.layers) for s in found.suspects] == [
+        ("pre_attn", (0, 1, 2)),
+        ("pre_ffn", (0, 1, 2)),
+        ("norm", ()),
+    ]
+    assert {s.cause.name for s in found.suspects} == {"norm-eps"}
+    assert all(s.cause.proven for s in found.suspects)
+
+
+def test_the_same_nan_on_both_sides_agrees() -> None:
+    x = np.array([1.0, np.nan, np.inf, 4.0])
+    assert curves.error(x, x) == 0
+    assert curves.error(np.array([1.0, np.nan, np.inf, 5.0]), x) == pytest.approx(1 / 17**0.5)
+    assert np.isnan(curves.error(np.array([np.nan, np.nan, np.inf, 4.0]), x))
+    assert not curves.error(np.array([1.0, np.nan, -np.inf, 4.0]), x) <= 1
+    assert not curves.error(np.array([1.0, 2.0, np.inf, 4.0]), x) <= 1
+
+
+def strange(attend: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
+    out, kv = attend(x, seen, kv)
+    return out + 1e-3 * jnp.sin(out), kv
+
+
+def test_a_mistake_nobody_knows_is_located_and_not_named() -> None:
+    wrong = Wrong(edit=calling("Attention", strange))
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
+    assert found.suspects[0].part == "attn"
+    assert found.suspects[0].direction == "forward"
+    assert all(s.cause is None for s in found.suspects)
+    assert found.left == found.error > 1e6
+
+
+def test_a_known_and_an_unknown_mistake_are_told_apart() -> None:
+    """The known one explains a part of the error, and says that it is not all."""
+
+    def both(model: Any) -> None:
+        calling("Attention", strange)(model)
+        FAULTS["activation-relu"].wrong.edit(model)
+
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, Wrong(edit=both)))
+    causes = {s.part: s.cause for s in found.suspects if s.direction == "forward"}
+    assert set(causes) == {"attn", "ffn"}
+    assert causes["attn"] is None
+    assert causes["ffn"] is not None
+    assert causes["ffn"].name == "activation"
+    assert not causes["ffn"].proven
+    assert 0 < causes["ffn"].explains < 1
+
+
+def test_a_fitted_value_is_exact() -> None:
+    wrong = Wrong(edit=calling("Embedding", lambda e, self, ids: 3.1 * e(ids)))
+    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
+    (suspect,) = found.suspects
+    assert suspect.cause is not None
+    assert suspect.cause.about == "multiplies what the part returns by 3.1"
+    assert suspect.cause.proven
+    assert suspect.cause.explains == 1
+
+
+def test_other_shapes_are_said_and_not_run(sides: tuple[Reference, Any]) -> None:
+    reference, _ = sides
+    block = SPEC.runs[0].blocks[0]
+    other = replace(SPEC, runs=(Run(blocks=(block,), times=2),))
+    from jaxtwin.parity.check import decoder_check as judging
+
+    report = judging.check(
+        SPEC, reference.tensors, tokens=TOKENS, against=(other, weights(other, 3))
+    )
+    assert not report.equal
+    assert [d.what for d in report.preflight] == ["spec: runs.0.times"]
+
+
+# ---- what the input can see ---------------------------------------------------------------------
+
+
+def test_what_an_input_cannot_show_is_said() -> None:
+    long: Model = replace(SPEC, max_len=1000)
+    said = "\n".join(blind(long, inputs(long, 32)))
+    assert "positions from 32 to 999" in said
+    assert "slow rotary pairs" in said
+    assert "rows of the embedding" in said
+    short = replace(SPEC, max_len=32, vocab=8)
+    said = "\n".join(blind(short, inputs(short, 32)))
+    assert "positions from" not in said
+    assert "embedding" not in said
+
+
+# ---- slips of a weight --------------------------------------------------------------------------
+
+
+def test_best_fit_gives_the_scale_and_what_is_left() -> None:
+    want = np.array([3.0, 4.0])
+    assert metrics.best_fit(2 * want, want) == (2.0, 0.0)
+    scale, left = metrics.best_fit(np.array([3.0, 4.0]) + np.array([-4.0, 3.0]), want)
+    assert scale == pytest.approx(1, rel=1e-15)  # what is at right angles changes no scale
+    assert left == pytest.approx(1, rel=1e-15)
+    assert metrics.best_fit(np.ones(2), np.zeros(2)) == (0.0, np.inf)
+
+
+SLIPS = {
+    "transposed": lambda x: x.T,
+    "norm-plus-one": lambda x: x + 1,
+    "rounded": lambda x: x.astype(np.float32).astype(x.dtype),
+    "constant": np.zeros_like,
+    "scaled-weight": lambda x: -0.125 * x,
+    "rows-reordered": lambda x: x[::-1],
+    "columns-reordered": lambda x: x[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_is_told_from_the_others(name: str) -> None:
+    x = np.random.default_rng(0).normal(size=(6, 6))
+    (found,) = preflight.weights(None, {"w": x}, {"w": SLIPS[name](x)})
+    assert found[1] is not None
+    assert found[1].name == name
+    assert preflight.weights(None, {"w": x}, {"w": x.copy()}) == []
+
+
+def test_a_weight_of_no_known_slip_has_none() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 6, 6))
+    ((difference, slip),) = preflight.weights(None, {"w": x}, {"w": y})
+    assert slip is None
+    assert "36 of 36 elements differ" in difference.about
+
+
+def test_layers_that_one_side_does_not_have_are_one_difference() -> None:
+    """Not one for each of their fields, and none where both sides have nothing."""
+    one, two = PRESETS["llama3-tiny"], PRESETS["gemma3-tiny"]
+    found = preflight.spec(one, two)
+    assert all(difference.torch != difference.jax for difference in found)
+    lengths = [d for d in found if d.what.endswith(".length")]
+    assert lengths
+    assert not [d for d in found if d.what.startswith("spec: runs.1.")]
