@@ -44,7 +44,7 @@ def make(folder: Path, mib: int, seed: int = 0) -> int:
     dtype = np.dtype(ml_dtypes.bfloat16)
     named = {
         name: Tensor(shape, dtype, random(shape))
-        for name, shape in tensors.shapes_there(HF_LLAMA.rows(spec))
+        for name, shape in tensors.src_shapes(HF_LLAMA.rows(spec))
     }
     writers.write_hf(folder, to_hf(spec, "bfloat16", {}), named, {}, shard=SHARD)
     return sum(map(writers.nbytes, named.values()))

@@ -68,7 +68,7 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         except OSError as error:
             raise BadInput(f"{dst} cannot be written: {error}") from None
         yield hidden
-        settle(hidden)  # or a name could outlive a loss of power, and what it names not
+        fsync_tree(hidden)  # or a name could outlive a loss of power, and what it names not
         _name(hidden, place, dst)
     except BaseException as error:
         for _ in range(20):  # a library's thread may still be putting files there
@@ -90,7 +90,7 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         raise
 
 
-def settle(path: Path) -> None:
+def fsync_tree(path: Path) -> None:
     """Waits until a file, or a folder and all in it, is on the disk."""
 
     def wait(path: Path) -> None:
@@ -104,7 +104,7 @@ def settle(path: Path) -> None:
         list(pool.map(wait, (path, *path.rglob("*"))))
 
 
-def hurry(file: int, at: int = 0, length: int = 0) -> None:
+def start_writeback(file: int, at: int = 0, length: int = 0) -> None:
     """Has the disk begin on that part of an open file (all by default), without waiting for it.
 
     `settle` has little left to wait for then. Linux reads the advice in this way; where there is

@@ -22,7 +22,7 @@ def bloom(*, vocab: int, d: int, layers: int, heads: int, max_len: int) -> Model
         vocab=vocab,
         max_len=max_len,
         embed_norm=norm,
-        runs=(Run(blocks=(block,), times=layers),),
+        runs=(Run(blocks=(block,), repeats=layers),),
         norm=norm,
         tied=True,
     )

@@ -76,7 +76,7 @@ def parameters(m: Model) -> Count:
     for run in m.runs:
         for block in run.blocks:
             one = layer(block, m.d)
-            total += Count(one.decayed * run.times, one.not_decayed * run.times)
+            total += Count(one.decayed * run.repeats, one.not_decayed * run.repeats)
     return total + norm(m.embed_norm, m.d) + norm(m.norm, m.d)
 
 

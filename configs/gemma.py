@@ -52,7 +52,7 @@ def gemma(
         max_len=max_len,
         embed_scale=d**0.5,
         runs=tuple(
-            Run(blocks=tuple(map(layer, pattern)), times=times) for pattern, times in attention
+            Run(blocks=tuple(map(layer, pattern)), repeats=times) for pattern, times in attention
         ),
         norm=norm,
         tied=tied,

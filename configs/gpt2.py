@@ -17,7 +17,7 @@ def gpt2(*, vocab: int, d: int, layers: int, heads: int, max_len: int) -> Model:
         vocab=vocab,
         max_len=max_len,
         position=Learned(),
-        runs=(Run(blocks=(block,), times=layers),),
+        runs=(Run(blocks=(block,), repeats=layers),),
         norm=norm,
         tied=True,
     )

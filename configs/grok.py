@@ -26,7 +26,7 @@ def grok(
         vocab=vocab,
         max_len=max_len,
         embed_scale=d**0.5,
-        runs=(Run(blocks=(block,), times=layers),),
+        runs=(Run(blocks=(block,), repeats=layers),),
         norm=norm,
         tied=True,
         cap=50.0,

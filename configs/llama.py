@@ -47,7 +47,7 @@ def llama(
         d=d,
         vocab=vocab,
         max_len=max_len,
-        runs=(Run(blocks=(block,), times=layers),),
+        runs=(Run(blocks=(block,), repeats=layers),),
         norm=norm,
         tied=tied,
     )

@@ -38,7 +38,7 @@ def shrunk(
                 _block(block, 4 * d if block.ffn.hidden == 4 * model.d else hidden, long)
                 for block in run.blocks
             ),
-            times=min(run.times, 2),
+            repeats=min(run.repeats, 2),
         )
         for run in model.runs
     )

@@ -329,12 +329,12 @@ class Run:
     """A pattern of blocks, repeated: what one scan goes over."""
 
     blocks: Annotated[tuple[Layer, ...], Field(min_length=1)]
-    times: Size
+    repeats: Size
 
     @model_validator(mode="after")
     def _bounded(self) -> Run:
-        if self.times > MOST:  # a typing error would keep a machine busy for hours
-            raise ValueError(f"times={self.times} is more than {MOST} repetitions of a pattern")
+        if self.repeats > MOST:  # a typing error would keep a machine busy for hours
+            raise ValueError(f"repeats={self.repeats} is more than {MOST} repetitions of a pattern")
         return self
 
 
@@ -385,7 +385,7 @@ class Model:
     @property
     def layers(self) -> tuple[Block | PostBlock, ...]:
         """Every block in the order of computation."""
-        return tuple(block for run in self.runs for block in run.blocks * run.times)
+        return tuple(block for run in self.runs for block in run.blocks * run.repeats)
 
 
 SCALINGS = (Linear, DynamicNTK, Yarn, Llama3, LongRope)

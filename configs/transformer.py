@@ -21,7 +21,7 @@ def transformer(*, vocab: int, d: int, layers: int, heads: int, hidden: int, max
         max_len=max_len,
         embed_scale=d**0.5,
         position=Sinusoidal(),
-        runs=(Run(blocks=(block,), times=layers),),
+        runs=(Run(blocks=(block,), repeats=layers),),
         norm=None,
         tied=True,
     )

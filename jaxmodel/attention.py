@@ -8,9 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from jaxtwin.configs.spec import GQA, QKNorm
-from jaxtwin.jaxmodel.axes import Maker, constrain, times, used
+from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
 from jaxtwin.jaxmodel.bias import BIASES
-from jaxtwin.jaxmodel.cache import KV, Seen, ago, extend
+from jaxtwin.jaxmodel.cache import KV, AttentionContext, extend, query_key_distance
 from jaxtwin.jaxmodel.cap import CAPS
 from jaxtwin.jaxmodel.norm import NORMS
 from jaxtwin.jaxmodel.position import RELATIVES, ROTARIES
@@ -47,9 +47,9 @@ class Window(nnx.Module):
     def __init__(self, size: int):
         self.size = size
 
-    def __call__(self, seen: Seen) -> Bool[Array, "b t s"]:
-        _, time, slots = seen.mask.shape
-        return seen.mask & (ago(time, slots, seen.offset) < self.size)
+    def __call__(self, context: AttentionContext) -> Bool[Array, "b t s"]:
+        _, time, slots = context.mask.shape
+        return context.mask & (query_key_distance(time, slots, context.offset) < self.size)
 
 
 class NoWindow(nnx.Module):
@@ -58,8 +58,8 @@ class NoWindow(nnx.Module):
     def __init__(self, size: None):
         pass
 
-    def __call__(self, seen: Seen) -> Bool[Array, "b t s"]:
-        return seen.mask
+    def __call__(self, context: AttentionContext) -> Bool[Array, "b t s"]:
+        return context.mask
 
 
 WINDOWS = {int: Window, type(None): NoWindow}
@@ -73,7 +73,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, spec: GQA, make: Maker):
-        make = make.within("attn", n=spec.heads, k=spec.kv, h=spec.width)
+        make = make.child("attn", n=spec.heads, k=spec.kv, h=spec.width)
         self.q = make.matrix("q", "d n h")
         self.k = make.matrix("k", "d k h")
         self.v = make.matrix("v", "d k h")
@@ -92,25 +92,25 @@ class Attention(nnx.Module):
         self.scale = spec.scale or spec.width**-0.5
 
     def __call__(
-        self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
+        self, x: Float[Array, "b t d"], context: AttentionContext, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        q = self.q_norm(self.q_bias(times(x, used(self.q))))
-        k = self.k_norm(self.k_bias(times(x, used(self.k))))
-        v = self.v_bias(times(x, used(self.v)))
+        q = self.q_norm(self.q_bias(matmul_flat(x, gathered(self.q))))
+        k = self.k_norm(self.k_bias(matmul_flat(x, gathered(self.k))))
+        v = self.v_bias(matmul_flat(x, gathered(self.v)))
         q, k, v = constrain(q, "b t n h"), constrain(k, "b t k h"), constrain(v, "b t k h")
-        q = probe(self.rotate(q, seen.positions, seen.longest), "attn/q")
-        k = probe(self.rotate(k, seen.positions, seen.longest), "attn/k")
-        k, v, kv = extend(kv, k, probe(v, "attn/v"), seen.offset)
+        q = probe(self.rotate(q, context.positions, context.longest), "attn/q")
+        k = probe(self.rotate(k, context.positions, context.longest), "attn/k")
+        k, v, kv = extend(kv, k, probe(v, "attn/v"), context.offset)
         wide = jnp.promote_types(x.dtype, jnp.float32)
         grouped = q.reshape(*q.shape[:2], *self.groups, q.shape[3])
         scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
-        scores = self.relative(self.cap(scores * self.scale), seen)
-        scores = jnp.where(self.window(seen)[:, None, None], scores, jnp.finfo(wide).min)
+        scores = self.relative(self.cap(scores * self.scale), context)
+        scores = jnp.where(self.window(context)[:, None, None], scores, jnp.finfo(wide).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
         mixed = probe(constrain(mixed, "b t n h"), "attn/mixed")
         joined = mixed.reshape(*mixed.shape[:2], -1)
-        return self.o_bias(times(joined, used(self.o).reshape(-1, x.shape[-1]))), kv
+        return self.o_bias(matmul_flat(joined, gathered(self.o).reshape(-1, x.shape[-1]))), kv
 
 
 ATTENTIONS = {GQA: Attention}

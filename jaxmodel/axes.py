@@ -34,7 +34,7 @@ class Maker:
     residual_std: float  # matrices that write into the residual stream: std / sqrt(2 layers)
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def within(self, name: str | int, **sizes: int) -> Maker:
+    def child(self, name: str | int, **sizes: int) -> Maker:
         """The maker for a named part (or a numbered layer), which may add sizes of its own."""
         fold = name if isinstance(name, int) else zlib.crc32(name.encode())
         key = jax.random.fold_in(self.key, fold)
@@ -46,7 +46,7 @@ class Maker:
     def matrix(self, name: str, letters: str, std: float | None = None) -> nnx.Param:
         """Normal values of the given spread (the model's own where none is given)."""
         shape = tuple(self.sizes[a] for a in letters.split())
-        values = draw(self.within(name).key, shape, std or self.std, self.dtype)
+        values = draw(self.child(name).key, shape, std or self.std, self.dtype)
         return nnx.Param(values, letters=letters)
 
     def full(self, letters: str, value: float) -> nnx.Param:
@@ -98,7 +98,7 @@ def constrain(x: jax.Array, letters: str) -> jax.Array:
     return _resolver.get()(x, letters)
 
 
-def used(param: nnx.Param) -> jax.Array:
+def gathered(param: nnx.Param) -> jax.Array:
     """A parameter's value at the place of use, where it is named as an activation is.
 
     So a trainer gathers a layer's d (cut by fsdp) just before the layer and at no other time;
@@ -109,7 +109,7 @@ def used(param: nnx.Param) -> jax.Array:
     return constrain(value, " ".join(names[len(names) - value.ndim :]))  # in a scan without its l
 
 
-def times(x: jax.Array, w: jax.Array) -> jax.Array:
+def matmul_flat(x: jax.Array, w: jax.Array) -> jax.Array:
     """x (... i) times w (i ...), with all rows on one axis and all columns on another.
 
     The same product as an einsum over the axes as they are, but XLA on a CPU has a faster kernel

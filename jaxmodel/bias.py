@@ -5,7 +5,7 @@ from __future__ import annotations
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxtwin.jaxmodel.axes import Maker, used
+from jaxtwin.jaxmodel.axes import Maker, gathered
 
 
 class Bias(nnx.Module):
@@ -15,7 +15,7 @@ class Bias(nnx.Module):
         self.weight = make.full(letters, 0.0)
 
     def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        return x + used(self.weight).astype(x.dtype)
+        return x + gathered(self.weight).astype(x.dtype)
 
 
 class NoBias(nnx.Module):

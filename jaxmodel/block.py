@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from jaxtwin.configs import spec as specs
 from jaxtwin.jaxmodel.attention import ATTENTIONS
 from jaxtwin.jaxmodel.axes import Maker, constrain
-from jaxtwin.jaxmodel.cache import KV, Seen
+from jaxtwin.jaxmodel.cache import KV, AttentionContext
 from jaxtwin.jaxmodel.ffn import FFNS
 from jaxtwin.jaxmodel.norm import NORMS
 from jaxtwin.jaxmodel.probe import probe
@@ -26,9 +26,9 @@ class Block(nnx.Module):
         self.post_ffn = NORMS[type(spec.post_ffn)](spec.post_ffn, make)
 
     def __call__(
-        self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
+        self, x: Float[Array, "b t d"], context: AttentionContext, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
+        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), context, kv)
         mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
         x = probe(constrain(x + mixed, "b t d"), "mid")
         fed = probe(self.ffn(probe(self.pre_ffn(x), "pre_ffn")), "ffn")
@@ -47,9 +47,9 @@ class PostBlock(nnx.Module):
         self.alpha = spec.alpha
 
     def __call__(
-        self, x: Float[Array, "b t d"], seen: Seen, kv: KV | None
+        self, x: Float[Array, "b t d"], context: AttentionContext, kv: KV | None
     ) -> tuple[Float[Array, "b t d"], KV | None]:
-        mixed, kv = self.attn(x, seen, kv)
+        mixed, kv = self.attn(x, context, kv)
         x = probe(self.alpha * x + probe(mixed, "attn"), "summed")
         x = probe(constrain(self.post_attn(x), "b t d"), "mid")
         x = probe(self.alpha * x + probe(self.ffn(x), "ffn"), "total")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
-class Seen(NamedTuple):
+class AttentionContext(NamedTuple):
     """Where this call's tokens stand, and what each may look at."""
 
     positions: Int[Array, "b t"]  # what the rotary angle is taken from
@@ -45,12 +45,12 @@ def extend(kv: KV | None, k: Array, v: Array, offset: Array) -> tuple[Array, Arr
     return kv.k, kv.v, kv
 
 
-def ago(time: int, slots: int, offset: Array) -> Int[Array, "t s"]:
+def query_key_distance(time: int, slots: int, offset: Array) -> Int[Array, "t s"]:
     """How many slots before query t key slot s is; negative where it comes later."""
     return offset + jnp.arange(time)[:, None] - jnp.arange(slots)[None, :]
 
 
-def visible(
+def causal_segment_mask(
     batch: int, time: int, slots: int, offset: Array, segments: Array | None
 ) -> Bool[Array, "b t s"]:
     """Causal by slot, and only within one segment where segments are given.
@@ -58,7 +58,7 @@ def visible(
     Causality goes by place in the sequence and not by position: packed and left-padded rows have
     positions that start again.
     """
-    causal = ago(time, slots, offset) >= 0
+    causal = query_key_distance(time, slots, offset) >= 0
     if segments is None:
         return jnp.broadcast_to(causal, (batch, time, slots))
     return causal & (segments[:, :, None] == segments[:, None, :])

@@ -297,7 +297,7 @@ def relaid(
         period = len(run.blocks)
         for at in range(period):
             whole = f"stack/runs/{r}/{at}/"
-            each = [f"stack/layers/{first + at + period * i}/" for i in range(run.times)]
+            each = [f"stack/layers/{first + at + period * i}/" for i in range(run.repeats)]
             if new == "unroll":
                 for path in [p for p in arrays if p.startswith(whole)]:
                     for part, x in zip(each, arrays[path], strict=True):
@@ -306,7 +306,7 @@ def relaid(
                 for path in [p for p in arrays if p.startswith(each[0])]:
                     name = path.removeprefix(each[0])
                     out[whole + name] = np.stack([arrays[part + name] for part in each])
-        first += period * run.times
+        first += period * run.repeats
     return out
 
 

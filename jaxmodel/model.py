@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Int, Integer
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import Learned
-from jaxtwin.jaxmodel.axes import Maker, constrain, times, used
-from jaxtwin.jaxmodel.cache import Cache, Seen, visible
+from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
+from jaxtwin.jaxmodel.cache import AttentionContext, Cache, causal_segment_mask
 from jaxtwin.jaxmodel.cap import CAPS
 from jaxtwin.jaxmodel.norm import NORMS
-from jaxtwin.jaxmodel.position import POSITIONS, steady
+from jaxtwin.jaxmodel.position import POSITIONS, max_cacheable_len
 from jaxtwin.jaxmodel.probe import probe
 from jaxtwin.jaxmodel.stack import LAYOUTS, REMATS
 
@@ -28,7 +28,7 @@ class Embedding(nnx.Module):
         self.weight = make.matrix("embed", "v d")
 
     def __call__(self, ids: Integer[Array, "b t"]) -> Float[Array, "b t d"]:
-        return used(self.weight)[ids]
+        return gathered(self.weight)[ids]
 
 
 class Scale(nnx.Module):
@@ -61,7 +61,7 @@ class TiedHead(nnx.Module):
         pass
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return times(x, used(embed.weight).T)
+        return matmul_flat(x, gathered(embed.weight).T)
 
 
 class Head(nnx.Module):
@@ -71,7 +71,7 @@ class Head(nnx.Module):
         self.weight = make.matrix("head", "d v")
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
-        return times(x, used(self.weight))
+        return matmul_flat(x, gathered(self.weight))
 
 
 HEADS = {True: TiedHead, False: Head}
@@ -100,17 +100,17 @@ class Decoder(nnx.Module):
             raise ValueError(f"remat must be one of {', '.join(REMATS)}, got {remat!r}")
         residual = spec.init_std / (2 * len(spec.layers)) ** 0.5
         make = Maker(rngs.params(), check_dtype(dtype), spec.init_std, residual)
-        make = make.within("decoder", d=spec.d, v=spec.vocab, m=spec.max_len)
+        make = make.child("decoder", d=spec.d, v=spec.vocab, m=spec.max_len)
         self.spec = spec
         self.embed = Embedding(make)
         self.scale = SCALES[type(spec.embed_scale)](spec.embed_scale)
         self.position = POSITIONS[type(spec.position)](spec.position, make)
         self.embed_norm = NORMS[type(spec.embed_norm)](spec.embed_norm, make)
-        self.stack = LAYOUTS[layout](spec, make.within("layers"), remat)
+        self.stack = LAYOUTS[layout](spec, make.child("layers"), remat)
         self.norm = NORMS[type(spec.norm)](spec.norm, make)
         self.head = HEADS[spec.tied](make)
         self.cap = CAPS[type(spec.cap)](spec.cap)
-        self.steady = steady(block.attn.rope for block in spec.layers)
+        self.max_cacheable_len = max_cacheable_len(block.attn.rope for block in spec.layers)
 
     def __call__(
         self,
@@ -135,34 +135,39 @@ class Decoder(nnx.Module):
             positions = check_beside("positions", positions, ids, (0, reach(self.spec)))
         if segments is not None:
             segments = check_beside("segments", segments, ids, (-(2**31), 2**31))
-        mask = visible(b, t, t, start, segments)
-        seen = Seen(positions, positions, positions.max() + 1, start, mask)
-        return self.forward(ids, seen)
+        mask = causal_segment_mask(b, t, t, start, segments)
+        context = AttentionContext(positions, positions, positions.max() + 1, start, mask)
+        return self.forward(ids, context)
 
-    def forward(self, ids: Integer[Array, "b t"], seen: Seen) -> Float[Array, "b t v"]:
+    def forward(
+        self, ids: Integer[Array, "b t"], context: AttentionContext
+    ) -> Float[Array, "b t v"]:
         """The computation itself, without a cache."""
-        x = probe(self.read(ids, seen), "embed")
-        x, _ = self.stack(x, seen, None)
-        return probe(constrain(self.say(probe(self.norm(x), "norm")), "b t v"), "head")
+        x = probe(self.embed_tokens(ids, context), "embed")
+        x, _ = self.stack(x, context, None)
+        x = probe(self.norm(x), "norm")
+        return probe(constrain(self.unembed(x), "b t v"), "head")
 
-    def read(self, ids: Integer[Array, "b t"], seen: Seen) -> Float[Array, "b t d"]:
+    def embed_tokens(
+        self, ids: Integer[Array, "b t"], context: AttentionContext
+    ) -> Float[Array, "b t d"]:
         """What the first layer is given."""
-        x = self.position(self.scale(self.embed(ids)), seen.positions)
+        x = self.position(self.scale(self.embed(ids)), context.positions)
         return constrain(self.embed_norm(x), "b t d")
 
-    def say(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+    def unembed(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         """The logits of what the last layer gave, normed."""
         return self.cap(self.head(x, self.embed))
 
     def start(self, batch: int, slots: int) -> Cache:
         """An empty cache for `slots` tokens, in the parameters' dtype.
 
-        ValueError where frequencies would change within them: see `whole`.
+        ValueError where frequencies would change within them: see `logits_uncached`.
         """
-        if slots > self.steady:
+        if slots > self.max_cacheable_len:
             raise ValueError(
-                f"past {self.steady} tokens the rotary frequencies of this model depend on the "
-                "text's length, and no cache can hold its keys; jaxmodel.generate does without"
+                f"past {self.max_cacheable_len} tokens the rotary frequencies of this model depend "
+                "on the text's length, and no cache can hold its keys; generate does without"
             )
         layers = self.stack.cache(self.spec, batch, slots, self.embed.weight.dtype)
         return Cache(layers, jnp.zeros((), jnp.int32))
@@ -173,12 +178,14 @@ class Decoder(nnx.Module):
         at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))
         slots = jax.tree.leaves(cache.layers)[0].shape[-3]
         keys = jnp.broadcast_to(jnp.arange(slots), (b, slots))
-        mask = visible(b, t, slots, cache.length, None)
-        seen = Seen(at, keys, cache.length + t, cache.length, mask)
-        x, layers = self.stack(self.read(ids, seen), seen, cache.layers)
-        return self.say(self.norm(x[:, -1:]))[:, 0], Cache(layers, cache.length + t)
+        mask = causal_segment_mask(b, t, slots, cache.length, None)
+        context = AttentionContext(at, keys, cache.length + t, cache.length, mask)
+        x, layers = self.stack(self.embed_tokens(ids, context), context, cache.layers)
+        return self.unembed(self.norm(x[:, -1:]))[:, 0], Cache(layers, cache.length + t)
 
-    def whole(self, ids: Integer[Array, "b t"], length: Int[Array, ""]) -> Float[Array, "b v"]:
+    def logits_uncached(
+        self, ids: Integer[Array, "b t"], length: Int[Array, ""]
+    ) -> Float[Array, "b v"]:
         """The logits after the first `length` ids, without a cache; what comes later is not seen.
 
         For texts past `steady` tokens, whose frequencies depend on their length.
@@ -186,10 +193,10 @@ class Decoder(nnx.Module):
         b, t = ids.shape
         start = jnp.zeros((), jnp.int32)
         at = jnp.broadcast_to(jnp.arange(t), (b, t))
-        seen = Seen(at, at, length, start, visible(b, t, t, start, None))
-        x, _ = self.stack(self.read(ids, seen), seen, None)
+        context = AttentionContext(at, at, length, start, causal_segment_mask(b, t, t, start, None))
+        x, _ = self.stack(self.embed_tokens(ids, context), context, None)
         last = jax.lax.dynamic_slice_in_dim(x, length - 1, 1, axis=1)
-        return self.say(self.norm(last))[:, 0]
+        return self.unembed(self.norm(last))[:, 0]
 
 
 def check_dtype(dtype: Any) -> jnp.dtype:
@@ -234,7 +241,7 @@ def reach(spec: specs.Model) -> int:
     return spec.max_len if isinstance(spec.position, Learned) else 2**31
 
 
-def check_beside(name: str, values: Any, ids: Array, within: tuple[int, int]) -> Array:
+def check_beside(name: str, values: Any, ids: Array, bounds: tuple[int, int]) -> Array:
     """Positions or segments, one integer for each id and in range, or a ValueError.
 
     JAX would broadcast a wrong shape, wrap a 64-bit value and take a float for an integer.
@@ -246,9 +253,9 @@ def check_beside(name: str, values: Any, ids: Array, within: tuple[int, int]) ->
         raise ValueError(f"{name} must be integers, got {values.dtype}")
     if not isinstance(values, jax.core.Tracer):
         low, high = int(np.asarray(values).min()), int(np.asarray(values).max())
-        if low < within[0] or high >= within[1]:
-            bad = low if low < within[0] else high
-            raise ValueError(f"{name} must be in {within[0]} ... {within[1] - 1}, got {bad}")
+        if low < bounds[0] or high >= bounds[1]:
+            bad = low if low < bounds[0] else high
+            raise ValueError(f"{name} must be in {bounds[0]} ... {bounds[1] - 1}, got {bad}")
     return jnp.asarray(values)
 
 

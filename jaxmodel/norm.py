@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxtwin.configs.spec import LN, RMS
-from jaxtwin.jaxmodel.axes import Maker, used
+from jaxtwin.jaxmodel.axes import Maker, gathered
 from jaxtwin.jaxmodel.bias import BIASES
 
 FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
@@ -41,7 +41,7 @@ class RMSNorm(nnx.Module):
         kept = self.cast(x.dtype, wide.dtype)
         mean = jnp.mean(jnp.square(wide), axis=self.axes, keepdims=True)
         unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(kept)
-        scale = self.scale(used(self.weight).astype(kept))
+        scale = self.scale(gathered(self.weight).astype(kept))
         # The product is taken wide and cast: the same bits forward, but the scale's gradient is
         # then summed over all tokens in float32. XLA would sum it in bfloat16, three times as far
         # off as torch.
@@ -62,7 +62,7 @@ class LayerNorm(nnx.Module):
         centred = wide - jnp.mean(wide, axis=self.axes, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=self.axes, keepdims=True)
         unit = centred * jax.lax.rsqrt(variance + self.eps)
-        return self.bias(unit * used(self.weight).astype(wide.dtype)).astype(x.dtype)
+        return self.bias(unit * gathered(self.weight).astype(wide.dtype)).astype(x.dtype)
 
 
 class NoNorm(nnx.Module):

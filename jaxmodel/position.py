@@ -23,8 +23,8 @@ from jaxtwin.configs.spec import (
     T5Bias,
     Yarn,
 )
-from jaxtwin.jaxmodel.axes import Maker, used
-from jaxtwin.jaxmodel.cache import Seen
+from jaxtwin.jaxmodel.axes import Maker, gathered
+from jaxtwin.jaxmodel.cache import AttentionContext
 
 # ---- added to the embedding ---------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ class LearnedPositions(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], positions: Int[Array, "b t"]
     ) -> Float[Array, "b t d"]:
-        return x + used(self.weight)[positions]
+        return x + gathered(self.weight)[positions]
 
 
 class SinusoidalPositions(nnx.Module):
@@ -209,7 +209,7 @@ class LongRotary(Rotary):
 GROWING = {DynamicNTK: DynamicRotary, LongRope: LongRotary}
 
 
-def steady(ropes: Iterable[Rope | None]) -> int:
+def max_cacheable_len(ropes: Iterable[Rope | None]) -> int:
     """The length up to which no frequency depends on the length."""
     scalings: list[Any] = [rope.scaling for rope in ropes if rope is not None]
     return min((x.original for x in scalings if type(x) in GROWING), default=2**31)
@@ -269,9 +269,11 @@ class AlibiBias(nnx.Module):
     def __init__(self, spec: Alibi, make: Maker, heads: int):
         self.slopes = tuple(slopes(heads))
 
-    def __call__(self, scores: Float[Array, "b k g t s"], seen: Seen) -> Float[Array, "b k g t s"]:
+    def __call__(
+        self, scores: Float[Array, "b k g t s"], context: AttentionContext
+    ) -> Float[Array, "b k g t s"]:
         slope = jnp.array(self.slopes, scores.dtype).reshape(*scores.shape[1:3], 1, 1)
-        distance = seen.positions[:, :, None] - seen.keys[:, None, :]
+        distance = context.positions[:, :, None] - context.keys[:, None, :]
         return scores - slope * distance[:, None, None].astype(scores.dtype)
 
 
@@ -279,13 +281,15 @@ class BucketBias(nnx.Module):
     """scores + a learned number for each head and bucket of distances (arXiv 1910.10683)."""
 
     def __init__(self, spec: T5Bias, make: Maker, heads: int):
-        self.weight = make.within("relative", r=spec.buckets).matrix("weight", "r n")
+        self.weight = make.child("relative", r=spec.buckets).matrix("weight", "r n")
         self.bucket = tuple(buckets(spec))
 
-    def __call__(self, scores: Float[Array, "b k g t s"], seen: Seen) -> Float[Array, "b k g t s"]:
-        distance = seen.positions[:, :, None] - seen.keys[:, None, :]
+    def __call__(
+        self, scores: Float[Array, "b k g t s"], context: AttentionContext
+    ) -> Float[Array, "b k g t s"]:
+        distance = context.positions[:, :, None] - context.keys[:, None, :]
         bucket = jnp.array(self.bucket)[jnp.clip(distance, 0, len(self.bucket) - 1)]
-        bias = jnp.moveaxis(used(self.weight)[bucket], -1, 1)
+        bias = jnp.moveaxis(gathered(self.weight)[bucket], -1, 1)
         return scores + bias.reshape(-1, *scores.shape[1:]).astype(scores.dtype)
 
 
@@ -295,7 +299,9 @@ class NoRelative(nnx.Module):
     def __init__(self, spec: None, make: Maker, heads: int):
         pass
 
-    def __call__(self, scores: Float[Array, "b k g t s"], seen: Seen) -> Float[Array, "b k g t s"]:
+    def __call__(
+        self, scores: Float[Array, "b k g t s"], context: AttentionContext
+    ) -> Float[Array, "b k g t s"]:
         return scores
 
 

@@ -25,7 +25,7 @@ class Slot(NamedTuple):
     cotangent: Array | None = None  # goes back instead of what arrived
 
 
-class Looking:
+class ProbeContext:
     """What is put in, and what came out, by path."""
 
     def __init__(self, slots: Mapping[str, Slot], path: str = ""):
@@ -33,43 +33,43 @@ class Looking:
         self.seen: dict[str, Array] = {}
 
 
-_looking: ContextVar[Looking | None] = ContextVar("looking", default=None)
+_context: ContextVar[ProbeContext | None] = ContextVar("looking", default=None)
 
 
 @contextlib.contextmanager
-def looking(slots: Mapping[str, Slot], path: str = "") -> Iterator[Looking]:
+def probing(slots: Mapping[str, Slot], path: str = "") -> Iterator[ProbeContext]:
     """Within: the probes are on. Open it inside the function that is differentiated or jitted."""
-    token = _looking.set(Looking(slots, path))
+    token = _context.set(ProbeContext(slots, path))
     try:
-        yield _looking.get()  # type: ignore[misc]
+        yield _context.get()  # type: ignore[misc]
     finally:
-        _looking.reset(token)
+        _context.reset(token)
 
 
 @contextlib.contextmanager
-def within(name: str | int) -> Iterator[None]:
+def probe_scope(name: str | int) -> Iterator[None]:
     """Within: paths go on with this name."""
-    now = _looking.get()
-    if now is None:
+    context = _context.get()
+    if context is None:
         yield
         return
-    path, now.path = now.path, f"{now.path}{name}/"
+    path, context.path = context.path, f"{context.path}{name}/"
     try:
         yield
     finally:
-        now.path = path
+        context.path = path
 
 
 def probe(x: Array, name: str) -> Array:
     """x, seen under the name. ValueError where a name comes twice."""
-    now = _looking.get()
-    if now is None:
+    context = _context.get()
+    if context is None:
         return x
-    path = now.path + name
-    if path in now.seen:
+    path = context.path + name
+    if path in context.seen:
         raise ValueError(f"two probes are called {path!r}")
-    now.seen[path] = x
-    slot = now.slots.get(path)
+    context.seen[path] = x
+    slot = context.slots.get(path)
     if slot is None:
         return x
     value = x if slot.value is None else slot.value.astype(x.dtype)
@@ -95,7 +95,7 @@ def _tap_backward(kept: Any, arrived: Array) -> tuple[Array, Array, Array, Array
 _tap.defvjp(_tap_forward, _tap_backward)
 
 
-def through(
+def run_with_probes(
     run: Callable[[Callable, Any, Any], tuple[Any, Any]], body: Callable, x: Any, layers: Any
 ) -> tuple[Any, Any]:
     """run(body, x, layers), where `run` is a scan or a remat, with the probes inside let out.
@@ -103,17 +103,17 @@ def through(
     What such a transformation traces cannot reach out of it, so slots and values pass through as
     arguments and results of the body.
     """
-    now = _looking.get()
-    if now is None:
+    context = _context.get()
+    if context is None:
         return run(body, x, layers)
 
     def probed(x: Any, both: Any) -> tuple[Any, Any]:
         layer, slots = both
-        with looking(slots, now.path) as inner:
+        with probing(slots, context.path) as inner:
             x, out = body(x, layer)
         return x, (out, inner.seen)
 
-    mine = {path: slot for path, slot in now.slots.items() if path.startswith(now.path)}
+    mine = {path: slot for path, slot in context.slots.items() if path.startswith(context.path)}
     x, (out, seen) = run(probed, x, (layers, mine))
-    now.seen.update(seen)
+    context.seen.update(seen)
     return x, out

@@ -28,8 +28,8 @@ def step(model: Decoder, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache
 
 
 @jax.jit
-def whole(model: Decoder, ids: jax.Array, length: jax.Array) -> jax.Array:
-    return model.whole(ids, length)
+def logits_uncached(model: Decoder, ids: jax.Array, length: jax.Array) -> jax.Array:
+    return model.logits_uncached(ids, length)
 
 
 def reader(model: Decoder, batch: int, slots: int) -> Callable[[Any], jax.Array]:
@@ -37,7 +37,7 @@ def reader(model: Decoder, batch: int, slots: int) -> Callable[[Any], jax.Array]
 
     From a cache; where frequencies depend on the length, the whole text is read anew each time.
     """
-    if slots > model.steady:
+    if slots > model.max_cacheable_len:
         return _reading_anew(model, batch, slots)
     held: list[Cache] = []
 
@@ -58,7 +58,7 @@ def _reading_anew(model: Decoder, batch: int, slots: int) -> Callable[[Any], jax
         nonlocal length
         text[:, length : length + ids.shape[1]] = ids
         length += ids.shape[1]
-        return whole(model, jnp.asarray(text), jnp.asarray(length))
+        return logits_uncached(model, jnp.asarray(text), jnp.asarray(length))
 
     return read
 
@@ -167,7 +167,7 @@ def check_sampling(
         raise ValueError(f"top_k must be in 1 ... {spec.vocab}, got {top_k}")
     none = eos is None or np.size(eos) == 0  # NumPy makes an empty list a list of floats
     ends = np.zeros(0, np.int64) if none else np.atleast_1d(np.array(eos))
-    whole = np.issubdtype(ends.dtype, np.integer)
-    if not (whole and (ends >= 0).all() and (ends < spec.vocab).all()):
+    logits_uncached = np.issubdtype(ends.dtype, np.integer)
+    if not (logits_uncached and (ends >= 0).all() and (ends < spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {spec.vocab - 1}, got {eos}")
     return ends

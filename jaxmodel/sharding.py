@@ -25,13 +25,13 @@ AXES = ("data", "fsdp", "tensor")
 class Rule:
     """The mesh axes that cut a letter, in a parameter and in an activation.
 
-    `whole`: where the size does not divide by the mesh axis, every device holds all of it. Without
-    it that is an error, because a vocabulary or width kept whole is a memory surprise.
+    `replicate_if_indivisible`: where the size does not divide by the mesh axis, every device holds
+    all of it. Without it that is an error: a vocabulary or width kept whole is a memory surprise.
     """
 
     parameter: tuple[str, ...] = ()
     activation: tuple[str, ...] = ()
-    whole: bool = False
+    replicate_if_indivisible: bool = False
 
 
 RULES = {
@@ -39,8 +39,8 @@ RULES = {
     "t": Rule(),
     "s": Rule(),
     "d": Rule(parameter=("fsdp",)),
-    "n": Rule(("tensor",), ("tensor",), whole=True),
-    "k": Rule(("tensor",), ("tensor",), whole=True),
+    "n": Rule(("tensor",), ("tensor",), replicate_if_indivisible=True),
+    "k": Rule(("tensor",), ("tensor",), replicate_if_indivisible=True),
     "h": Rule(),
     "f": Rule(("tensor",), ("tensor",)),
     "e": Rule(),
@@ -64,7 +64,7 @@ def partition(
         raise ValueError(f"letters {letters!r} do not fit the shape {shape}")
     cuts: list[tuple[str, ...] | None] = []
     used: dict[str, str] = {}
-    whole = []
+    replicated = []
     for name, size in zip(names, shape, strict=True):
         if name not in RULES:
             raise ValueError(f"letter {name!r} of {letters!r} is unknown; {nearest(name, RULES)}")
@@ -76,14 +76,14 @@ def partition(
                 )
             used[axis] = name
         ways = math.prod(mesh.shape[axis] for axis in axes)
-        if size % ways and not RULES[name].whole:
+        if size % ways and not RULES[name].replicate_if_indivisible:
             raise BadInput(
                 f"{LEGEND[name]} {name}={size} does not divide by {_product(axes, mesh)}"
             )
         if size % ways:
-            whole.append(name)
+            replicated.append(name)
         cuts.append(axes if axes and size % ways == 0 else None)
-    return PartitionSpec(*cuts), whole
+    return PartitionSpec(*cuts), replicated
 
 
 def parameters(
@@ -98,12 +98,12 @@ def parameters(
     problems = []
     for path, names in letters.items():
         try:
-            spec, whole = partition(names, shapes[path], "parameter", mesh)
+            spec, replicated = partition(names, shapes[path], "parameter", mesh)
         except BadInput as problem:
             problems.append(f"  {path}: {problem}")
             continue
         out[path] = NamedSharding(mesh, spec)
-        for name in whole:
+        for name in replicated:
             size = shapes[path][names.split().index(name)]
             ways = _product(RULES[name].parameter, mesh)
             notes[f"{size} {LEGEND[name]} do not divide by {ways}: each device holds them all"] = (

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from jaxtwin.configs import spec as specs
 from jaxtwin.jaxmodel.axes import Maker
 from jaxtwin.jaxmodel.block import BLOCKS
-from jaxtwin.jaxmodel.cache import KV, Seen
-from jaxtwin.jaxmodel.probe import through, within
+from jaxtwin.jaxmodel.cache import KV, AttentionContext
+from jaxtwin.jaxmodel.probe import probe_scope, run_with_probes
 
 # What the backward pass recomputes instead of keeping: a run's choice, never the model's.
 REMATS: dict[str, Callable[[Callable], Callable]] = {
@@ -44,10 +44,10 @@ class Scanned(nnx.Module):
             period = len(run.blocks)
             blocks = []
             for at, block in enumerate(run.blocks):
-                numbers = first + at + period * jnp.arange(run.times)
+                numbers = first + at + period * jnp.arange(run.repeats)
                 blocks.append(self.stacked(block, make, numbers))
             runs.append(nnx.List(blocks))
-            first += period * run.times
+            first += period * run.repeats
         self.runs = nnx.List(runs)
         self.remat = REMATS[remat]
 
@@ -62,14 +62,14 @@ class Scanned(nnx.Module):
         return block
 
     def __call__(
-        self, x: Float[Array, "b t d"], seen: Seen, cache: Any
+        self, x: Float[Array, "b t d"], context: AttentionContext, cache: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         def body(x: Array, layer: Any) -> tuple[Array, Any]:
             blocks, kvs = layer
             new = []
             for at, (block, kv) in enumerate(zip(blocks, kvs, strict=True)):
-                with within(at):
-                    x, kv = block(x, seen, kv)
+                with probe_scope(at):
+                    x, kv = block(x, context, kv)
                 new.append(kv)
             return x, new
 
@@ -79,15 +79,15 @@ class Scanned(nnx.Module):
         cache = cache or [[None] * len(run) for run in self.runs]
         caches = []
         for r, (run, kvs) in enumerate(zip(self.runs, cache, strict=True)):
-            with within(f"stack/runs/{r}"):
-                x, new = through(scan, body, x, (list(run), kvs))
+            with probe_scope(f"stack/runs/{r}"):
+                x, new = run_with_probes(scan, body, x, (list(run), kvs))
             caches.append(new)
         return x, caches
 
     @staticmethod
     def cache(spec: specs.Model, batch: int, slots: int, dtype: Any) -> Any:
         return [
-            [empty(block.attn, batch, slots, dtype, (run.times,)) for block in run.blocks]
+            [empty(block.attn, batch, slots, dtype, (run.repeats,)) for block in run.blocks]
             for run in spec.runs
         ]
 
@@ -97,16 +97,16 @@ class Unrolled(nnx.Module):
 
     def __init__(self, spec: specs.Model, make: Maker, remat: str):
         self.layers = nnx.List(
-            [BLOCKS[type(block)](block, make.within(i)) for i, block in enumerate(spec.layers)]
+            [BLOCKS[type(block)](block, make.child(i)) for i, block in enumerate(spec.layers)]
         )
         self.remat = REMATS[remat]
 
     def __call__(
-        self, x: Float[Array, "b t d"], seen: Seen, cache: Any
+        self, x: Float[Array, "b t d"], context: AttentionContext, cache: Any
     ) -> tuple[Float[Array, "b t d"], Any]:
         def body(x: Array, layer: Any) -> tuple[Array, Any]:
             block, kv = layer
-            return block(x, seen, kv)
+            return block(x, context, kv)
 
         def once(body: Callable, x: Array, layer: Any) -> tuple[Array, Any]:
             return self.remat(body)(x, layer)
@@ -114,8 +114,8 @@ class Unrolled(nnx.Module):
         caches = []
         cache = cache or [None] * len(self.layers)
         for i, layer in enumerate(zip(self.layers, cache, strict=True)):
-            with within(f"stack/layers/{i}"):
-                x, kv = through(once, body, x, layer)
+            with probe_scope(f"stack/layers/{i}"):
+                x, kv = run_with_probes(once, body, x, layer)
             caches.append(kv)
         return x, caches
 

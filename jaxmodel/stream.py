@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from jaxtwin.configs.atomic_write import Unwritable, hurry
+from jaxtwin.configs.atomic_write import Unwritable, start_writeback
 from jaxtwin.jaxmodel.lazy import Index, Lazy
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Handler(ocp.type_handlers.NumpyHandler):
                 for path in set(files.iterdir()) - self.begun:
                     self.begun.add(path)
                     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                        hurry(file.fileno())
+                        start_writeback(file.fileno())
             mine.append(store[index].write(part, can_reference_source_data_indefinitely=True))
             self.writing.append((part.nbytes, mine[-1]))
 

@@ -49,10 +49,10 @@ class Window(nn.Module):
     def forward(self, mask: Bool[Tensor, "b t s"]) -> Bool[Tensor, "b t s"]:
         t, s = mask.shape[1:]
         # Tokens that look are the last t of the s there are.
-        ago = torch.arange(s - t, s, device=mask.device)[:, None] - torch.arange(
+        distance = torch.arange(s - t, s, device=mask.device)[:, None] - torch.arange(
             s, device=mask.device
         )
-        return mask & (ago < self.size)
+        return mask & (distance < self.size)
 
 
 class NoWindow(nn.Module):

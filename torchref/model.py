@@ -135,18 +135,18 @@ class Decoder(nn.Module):
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
-        x = self.read(ids, positions)
+        x = self.embed_tokens(ids, positions)
         for layer in self.layers:
             x = layer(x, positions, mask)
-        return self.say(self.norm(x))
+        return self.unembed(self.norm(x))
 
-    def read(
+    def embed_tokens(
         self, ids: Integer[Tensor, "b t"], positions: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t d"]:
         """What the first layer is given."""
         return self.embed_norm(self.position(self.scale(self.embed(ids)), positions))
 
-    def say(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
+    def unembed(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
         """The logits of what the last layer gave, normed."""
         return self.cap(self.head(x, self.embed))
 
@@ -176,7 +176,7 @@ def reach(spec: specs.Model) -> int:
     return spec.max_len if isinstance(spec.position, Learned) else 2**31
 
 
-def check_beside(name: str, values: Tensor, ids: Tensor, within: tuple[int, int]) -> None:
+def check_beside(name: str, values: Tensor, ids: Tensor, bounds: tuple[int, int]) -> None:
     """A ValueError unless positions or segments are one integer for each id, and in range."""
     if values.shape != ids.shape:
         raise ValueError(
@@ -185,9 +185,9 @@ def check_beside(name: str, values: Tensor, ids: Tensor, within: tuple[int, int]
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, got {values.dtype}")
     low, high = int(values.min()), int(values.max())
-    if low < within[0] or high >= within[1]:
-        bad = low if low < within[0] else high
-        raise ValueError(f"{name} must be in {within[0]} ... {within[1] - 1}, got {bad}")
+    if low < bounds[0] or high >= bounds[1]:
+        bad = low if low < bounds[0] else high
+        raise ValueError(f"{name} must be in {bounds[0]} ... {bounds[1] - 1}, got {bad}")
 
 
 @torch.no_grad()
@@ -217,8 +217,8 @@ def generate(
         raise ValueError(f"top_k must be in 1 ... {model.spec.vocab}, got {top_k}")
     none = eos is None or eos == [] or eos == ()  # torch makes an empty list a list of floats
     ends = ids.new_zeros(0) if none else torch.atleast_1d(torch.as_tensor(eos))
-    whole = not (ends.is_floating_point() or ends.dtype == torch.bool)
-    if not (whole and (ends >= 0).all() and (ends < model.spec.vocab).all()):
+    logits_uncached = not (ends.is_floating_point() or ends.dtype == torch.bool)
+    if not (logits_uncached and (ends >= 0).all() and (ends < model.spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {model.spec.vocab - 1}, got {eos}")
     generator = torch.Generator().manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool)

@@ -33,8 +33,8 @@ def cross_entropies(logits: Float[Array, "*b v"], labels: Int[Array, "*b"]) -> F
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     wide = jnp.where(counts[..., None], wide, 0)  # before and after: else 0 * NaN comes back
     below = wide - jax.lax.stop_gradient(wide.max(axis=-1, keepdims=True))
-    here = jnp.arange(logits.shape[-1]) == labels[..., None]
-    chosen = jnp.where(here, below, 0).sum(axis=-1)
+    dst = jnp.arange(logits.shape[-1]) == labels[..., None]
+    chosen = jnp.where(dst, below, 0).sum(axis=-1)
     losses = jnp.log(jnp.exp(below).sum(axis=-1)) - chosen
     return jnp.where(counts, losses, 0)
 

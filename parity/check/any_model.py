@@ -14,7 +14,7 @@ import numpy as np
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.compare import arguments, curves, failure_details, preflight
 from jaxtwin.parity.report import metrics
-from jaxtwin.parity.report.results import Cause, Check, Difference, Point, Report, Suspect
+from jaxtwin.parity.report.results import Cause, Check, Difference, Divergence, Point, Report
 from jaxtwin.parity.sides import runs, settings
 from jaxtwin.parity.sides.outcome import Trace
 from jaxtwin.parity.sides.probes import Place, jax_runs, run_torch
@@ -25,7 +25,7 @@ from jaxtwin.parity.table.tensors import Tensor, backward, forward
 if TYPE_CHECKING:
     import torch
 
-    from jaxtwin.parity.sides.hypothesis import Edit
+    from jaxtwin.parity.sides.hypothesis import PlacedHypothesis
 
 GIVEN = ":in"  # after a submodule's name: what it is given, and not what it returns
 
@@ -58,17 +58,17 @@ class TorchSide:
                 p.add_(p * within * torch.finfo(p.dtype).eps)
         return replace(self, model=model)
 
-    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
+    def run(self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()) -> Trace:
         import torch
 
-        from jaxtwin.parity.sides.hypothesis import edited
+        from jaxtwin.parity.sides.hypothesis import committing
 
         def score(output: torch.Tensor) -> torch.Tensor:
             weights = weighing(tuple(output.shape))
             weights = weights if self.order is None else weights[self.order]
             return output * torch.from_numpy(weights).to(output)
 
-        with edited(self.model, edits) if edits else nullcontext():
+        with committing(self.model, placed) if placed else nullcontext():
             return run_torch(
                 self.model, self.places, lambda: self.model(*self.inputs), score, forced
             )
@@ -114,38 +114,38 @@ def compare(
     with runs.grads_on(), jax.enable_x64(True), jax.default_matmul_precision("highest"):
         truth = None
         for dtype in dict.fromkeys(["float64", *dtypes]):
-            there = _torch_side(torch_module, probes, inputs, dtype)
+            src = _torch_side(torch_module, probes, inputs, dtype)
             with settings.Calls() as calls:
-                own = there.run()
+                own = src.run()
             rows, seen = sized(table, own.grads), sized(probes, own.values)
-            here, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
-            arguments.names(rows, arrays, there.model)
+            dst, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
+            arguments.names(rows, arrays, src.model)
             known = failure_details.axes([*rows, *seen])
-            own_settings, jaxs = settings.torch_side(there.model, calls), read()
+            own_settings, jaxs = settings.torch_side(src.model, calls), read()
             report.environment["settings"][dtype] = {"torch": own_settings, "jax": jaxs}
             if dtype in dtypes:
                 settings.tell(report, settings.differences(own_settings, jaxs, dtype))
             if truth is None:
                 truth = own
-                theirs, differ = _weights(there.model, rows, arrays)
+                theirs, differ = _weights(src.model, rows, arrays)
                 report.preflight += differ
-                free, forced = here(None, None), here(truth, None)
+                free, forced = dst(None, None), dst(truth, None)
                 report.checks += _strict(free, truth)
                 ends, alone = curves.measure(free, truth), curves.measure(forced, truth)
                 report.points += curves.points(ends, [alone], truth, dtype)
                 if not report.equal:
-                    report.suspects = _suspects(there, here, theirs, truth, free, forced, report)
+                    report.divergences = _suspects(src, dst, theirs, truth, free, forced, report)
                 failure_details.add(report, report.checks, dtype, truth, free, forced, known)
             elif dtype in dtypes:
-                points, checks = _working(there, here, own, truth, dtype)
+                points, checks = _working(src, dst, own, truth, dtype)
                 report.points += points
                 report.checks += checks
                 if len(report.details) < failure_details.MOST and failure_details.chosen(
                     report, dtype
                 ):
-                    failure_details.add(report, [], dtype, truth, None, here(truth, None), known)
+                    failure_details.add(report, [], dtype, truth, None, dst(truth, None), known)
             report.checks += [
-                Check(f"part alone, {p.direction}: {p.probe}", dtype, p.injected, p.band)
+                Check(f"part alone, {p.direction}: {p.probe}", dtype, p.local_error, p.band)
                 for p in report.points
                 if p.dtype == dtype
             ]
@@ -156,7 +156,7 @@ DRAWS = 8  # of roundings at most, and only while a part is over its band
 
 
 def _working(
-    there: TorchSide, here: Runs, torchs: Trace, truth: Trace, dtype: str
+    src: TorchSide, dst: Runs, torchs: Trace, truth: Trace, dtype: str
 ) -> tuple[list[Point], list[Check]]:
     """The curves and the output in a working dtype; `torchs` is torch's own run in it.
 
@@ -165,7 +165,7 @@ def _working(
     torch's parameters are moved within their own rounding, for one row of a few numbers may come
     out right by chance.
     """
-    free = here(None, None)
+    free = dst(None, None)
     ends = curves.measure(free, truth)
     outputs = [_output(free, truth)], [_output(torchs, truth)]
     rounding = _output(
@@ -177,8 +177,8 @@ def _working(
     order = None
     while True:
         moved = truth if order is None else _moved(truth, order)
-        drawn = there.reordered(order).jittered(len(own))
-        forced = drawn.run(moved), here(moved, order)
+        drawn = src.reordered(order).jittered(len(own))
+        forced = drawn.run(moved), dst(moved, order)
         own.append(curves.measure(forced[0], moved))
         alone.append(curves.measure(forced[1], moved))
         found = curves.points(ends, alone, truth, dtype, own)
@@ -194,11 +194,11 @@ def _working(
         fine = all(p.ok for p in found) and all(c.ok for c in checks)
         if fine or len(own) == DRAWS:
             return found, checks
-        if _rows(there, truth):
-            order = rng.permutation(len(there.inputs[0]))
+        if _rows(src, truth):
+            order = rng.permutation(len(src.inputs[0]))
         again = truth if order is None else _moved(truth, order)
-        outputs[0].append(_output(here(None, order), again))
-        outputs[1].append(_output(there.reordered(order).jittered(len(own)).run(), again))
+        outputs[0].append(_output(dst(None, order), again))
+        outputs[1].append(_output(src.reordered(order).jittered(len(own)).run(), again))
 
 
 def _output(run: Trace, truth: Trace) -> dict[str, float]:
@@ -215,9 +215,9 @@ def _moved(truth: Trace, order: np.ndarray) -> Trace:
     return replace(truth, logits=truth.logits[order], values=values, cotangents=cotangents)
 
 
-def _rows(there: TorchSide, truth: Trace) -> bool:
+def _rows(src: TorchSide, truth: Trace) -> bool:
     """Whether everything is rows of one batch, and can be put in another order."""
-    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in there.inputs]
+    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in src.inputs]
     shapes += [x.shape for x in truth.values.values()] + [truth.logits.shape]
     return len({shape[:1] for shape in shapes}) == 1 and () not in shapes
 
@@ -232,10 +232,10 @@ def _torch_side(
     known = dict(model.named_modules())
     places = {}
     for row in probes:
-        name = row.there.removesuffix(GIVEN)
+        name = row.src.removesuffix(GIVEN)
         if name not in known:
-            raise BadInput(f"probe {row.there!r}: the torch module has no submodule {name!r}")
-        places[row.there] = Place(name, given=row.there.endswith(GIVEN))
+            raise BadInput(f"probe {row.src!r}: the torch module has no submodule {name!r}")
+        places[row.src] = Place(name, given=row.src.endswith(GIVEN))
     given = [torch.from_numpy(np.array(x)) for x in inputs]
     given = [x.to(kind) if x.is_floating_point() else x for x in given]
     return TorchSide(model, places, given)
@@ -288,17 +288,17 @@ def _jax_side(
     return run, arrays, read
 
 
-def sized(rows: Sequence[Row], there: Mapping[str, Any]) -> list[Row]:
+def sized(rows: Sequence[Row], src: Mapping[str, Any]) -> list[Row]:
     """The rows with the sizes of their single letters, read off torch's tensors."""
     out = []
     for row in rows:
         sizes = dict(row.sizes)
         for move in row.moves():
-            if move.there[0] in there:
+            if move.src[0] in src:
                 groups = re.findall(r"\([^)]*\)|\S+", axis_ops.sides(row.pattern)[0])
-                shape = there[move.there[0]].shape
+                shape = src[move.src[0]].shape
                 if len(groups) != len(shape):
-                    raise BadInput(f"{row.there}: {row.pattern!r} is not of its shape {shape}")
+                    raise BadInput(f"{row.src}: {row.pattern!r} is not of its shape {shape}")
                 sizes |= {g: n for g, n in zip(groups, shape, strict=True) if "(" not in g}
         out.append(replace(row, sizes=sizes))
     return out
@@ -309,8 +309,8 @@ def _weights(
 ) -> tuple[dict[str, np.ndarray], list[Difference]]:
     """The JAX side's parameters by torch's names, and which are not the same on both sides."""
     want = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
-    named = backward(rows, here, "the JAX side")
+    dst = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
+    named = backward(rows, dst, "the JAX side")
     forward(rows, {n: Tensor.of(x) for n, x in want.items()}, "the torch side")
     got = {name: tensor.read().astype(want[name].dtype) for name, tensor in named.items()}
     return got, [difference for difference, _ in preflight.weights(None, want, got)]
@@ -326,14 +326,14 @@ def _strict(free: Trace, truth: Trace) -> list[Check]:
 
 
 def _suspects(
-    there: TorchSide,
-    here: Runs,
+    src: TorchSide,
+    dst: Runs,
     theirs: Mapping[str, np.ndarray],
     truth: Trace,
     free: Trace,
     forced: Trace,
     report: Report,
-) -> list[Suspect]:
+) -> list[Divergence]:
     """Parts that differ when they are fed the same, and what makes torch's agree with them.
 
     Where weights differ, torch is given the JAX side's first: what is left has another cause.
@@ -345,7 +345,7 @@ def _suspects(
     before = curves.final(free, truth)
 
     given = [
-        Suspect(
+        Divergence(
             d.what.removeprefix("weight: "),
             (),
             "given",
@@ -364,18 +364,18 @@ def _suspects(
         if d.what.startswith("weight: ")
     ]
     if given:
-        model = copy.deepcopy(there.model)
+        model = copy.deepcopy(src.model)
         model.load_state_dict({n: torch.from_numpy(x) for n, x in theirs.items()}, strict=False)
-        there = replace(there, model=model)
-        truth = there.run()
-        forced = here(truth, None)
-    search = Search(there, truth, forced)
-    found = [*given, *(suspect for suspect, _ in search.all())]
-    left = curves.final(free, there.run(edits=search.edits))
+        src = replace(src, model=model)
+        truth = src.run()
+        forced = dst(truth, None)
+    search = Search(src, truth, forced)
+    found = [*given, *(divergence for divergence, _ in search.all())]
+    left = curves.final(free, src.run(placed=search.placed))
     share = 1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / before, 0, 1)))
     return [
-        suspect
-        if suspect.cause is None
-        else replace(suspect, cause=replace(suspect.cause, explains=share, proven=left <= 1))
-        for suspect in found
+        divergence
+        if divergence.cause is None
+        else replace(divergence, cause=replace(divergence.cause, explains=share, proven=left <= 1))
+        for divergence in found
     ]

@@ -24,9 +24,9 @@ from jaxtwin.parity.sides import runs
 from jaxtwin.parity.sides.inputs import Inputs, blind, inputs
 from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
-from jaxtwin.parity.sides.runs import Reference, Subject, Wrong, decoder
+from jaxtwin.parity.sides.runs import InjectedFault, Reference, Subject, decoder
 from jaxtwin.parity.table import decoder_table
-from jaxtwin.parity.table.tensors import Tensors, backward, forward, shapes_there
+from jaxtwin.parity.table.tensors import Tensors, backward, forward, src_shapes
 
 LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "numpy")
@@ -55,7 +55,7 @@ def check(
     layout: str = "scan",
     golden: dict[str, Any] | None = None,
     witness: Callable[[Inputs], Outcome] | None = None,
-    wrong: Wrong | None = None,
+    injected: InjectedFault | None = None,
     against: tuple[Model, Tensors] | None = None,
     look: bool = False,
     explain: bool = True,
@@ -99,7 +99,7 @@ def check(
         give_back()
         if "float64" in dtypes:
             progress("float64: JAX")
-            model = runs.jax_model(*theirs, "float64", layout, wrong, "full" if look else "none")
+            model = runs.jax_model(*theirs, "float64", layout, injected, "full" if look else "none")
             read.jax("float64", model)
             if look:
                 report.checks += _looked(report, model, layout, given, truth, progress)
@@ -125,7 +125,7 @@ def check(
                 report,
                 read,
                 layout=layout,
-                wrong=wrong,
+                injected=injected,
                 witness=witness if dtype == "float32" else None,
                 redraw=report.equal,
                 look=look,
@@ -155,7 +155,7 @@ def _refuse(spec: Model, dtypes: Sequence[str], tokens: int, seed: int, layout: 
 
 def _unlike(spec: Model, other: Model) -> Check | None:
     """A failed check where the two do not even have the same tensors."""
-    one, two = (dict(shapes_there(decoder_table.rows(s, "unroll"))) for s in (spec, other))
+    one, two = (dict(src_shapes(decoder_table.rows(s, "unroll"))) for s in (spec, other))
     odd = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     if not odd:
         return None
@@ -192,7 +192,7 @@ def _explain(report: Report, reference: Reference, subject: Subject, keep: Path 
 
     def seen(found: Diagnosis, truth: Trace, free: Trace, forced: Trace) -> None:
         report.preflight += found.preflight
-        report.suspects = found.suspects
+        report.divergences = found.divergences
         report.points, report.heat = found.points, found.heat
         known = budgets.axes(reference.spec, reference.given)
         failure_details.add(report, report.checks, "float64", truth, free, forced, known)

@@ -13,7 +13,7 @@ from jaxtwin.parity.diagnose import replay
 from jaxtwin.parity.report.results import Report
 from jaxtwin.parity.sides import witness
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Wrong
+from jaxtwin.parity.sides.runs import InjectedFault
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.parity.training import training_check
 
@@ -26,7 +26,7 @@ def check(
     layout: str = "scan",
     use_witness: bool = True,
     seed: int = 0,
-    wrong: Wrong | None = None,
+    injected: InjectedFault | None = None,
     against: str | Source | None = None,
     look: bool = False,
     keep: str | os.PathLike[str] | None = None,
@@ -66,7 +66,7 @@ def check(
         layout=layout,
         golden=source.golden,
         witness=run,
-        wrong=wrong,
+        injected=injected,
         against=theirs,
         look=look,
         keep=keep,

@@ -124,10 +124,10 @@ def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
         from jaxtwin.jaxmodel import checkpoint
 
-        here = forward(rows, tensors, source.name)
-        checkpoint.write_lazily(dst, source.spec, layout, here, carry=carry)
+        arrays = forward(rows, tensors, source.name)
+        checkpoint.write_lazily(dst, source.spec, layout, arrays, carry=carry)
 
-    return Plan([Step(m.here, m.shape_here, m.pattern, m.there) for m in moves(rows)], write)
+    return Plan([Step(m.dst, m.dst_shape, m.pattern, m.src) for m in moves(rows)], write)
 
 
 def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
@@ -135,9 +135,9 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     config = to_hf(source.spec, str(source.dtype), source.ids, source.config, notes)
     dialect = family_of(config, "the config to be written").dialect
     order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
-    rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].here])
-    there = backward(rows, source.tensors, source.name)
-    _comes_back(forward(rows, there, source.name), source)
+    rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].dst])
+    published = backward(rows, source.tensors, source.name)
+    _comes_back(forward(rows, published, source.name), source)
     turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
     if turned:
         how = f"from {''.join(turned)} to {dialect.pairs} rotary pairs"
@@ -149,13 +149,13 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
 
     parts: dict[str, list[Move]] = {}
     for move in moves(rows):
-        parts.setdefault(move.there[0], []).append(move)
+        parts.setdefault(move.src[0], []).append(move)
     steps = [
         Step(
             name,
-            group[0].shape_there,
+            group[0].src_shape,
             ", ".join(dict.fromkeys(axis_ops.flip(m.pattern) for m in group)),
-            tuple(m.here for m in group),
+            tuple(m.dst for m in group),
         )
         for name, group in parts.items()
     ]
@@ -174,9 +174,9 @@ def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         writers.write_pt(dst, source.spec, tensors, carry)
 
     unmoved = [
-        Step(name, move.shape_there, " -> ".join([axis_ops.sides(move.pattern)[0]] * 2), (name,))
+        Step(name, move.src_shape, " -> ".join([axis_ops.sides(move.pattern)[0]] * 2), (name,))
         for move in moves(decoder_table.rows(source.spec))
-        for name in move.there
+        for name in move.src
     ]
     return Plan(unmoved, write)
 
@@ -193,10 +193,10 @@ def jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
     from jaxtwin.jaxmodel import checkpoint
 
     rows = decoder_table.rows(source.spec, layout)
-    here = forward(rows, source.tensors, source.name)
-    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in here.items()}, source.name)
-    _comes_back(backward(rows, here, source.name), source)
-    return here
+    arrays = forward(rows, source.tensors, source.name)
+    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in arrays.items()}, source.name)
+    _comes_back(backward(rows, arrays, source.name), source)
+    return arrays
 
 
 def _comes_back(tensors: Tensors, source: Source) -> None:

@@ -90,7 +90,7 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
         shape, dtype = shapes[name], known[dtypes[name]]
         start, stop = (8 + length + at for at in entries[name]["data_offsets"])
 
-        def here() -> Path:
+        def dst() -> Path:
             try:
                 size = path.stat().st_size
             except OSError as error:
@@ -100,11 +100,11 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
             return path
 
         def read() -> np.ndarray:
-            raw = np.fromfile(here(), np.uint8, stop - start, offset=start)
+            raw = np.fromfile(dst(), np.uint8, stop - start, offset=start)
             return raw.view(dtype).reshape(shape)
 
         def slices(index: Index) -> np.ndarray:
-            raw = np.memmap(here(), np.uint8, "r", start, (stop - start,))
+            raw = np.memmap(dst(), np.uint8, "r", start, (stop - start,))
             return np.array(raw.view(np.ndarray).view(dtype).reshape(shape)[index])
 
         return Tensor(shape, dtype, read, slices)

@@ -94,8 +94,8 @@ def _scaled(tensor: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
         out = tensor.part(index).astype(np.float32)
         factors = scale.read().astype(np.float32)[:, np.arange(left, right) // block[1]]
         for row in range(top // block[0], -(-bottom // block[0])):
-            here = slice(max(row * block[0], top) - top, (row + 1) * block[0] - top)
-            out[here] *= factors[row]
+            dst = slice(max(row * block[0], top) - top, (row + 1) * block[0] - top)
+            out[dst] *= factors[row]
         return out
 
     def read() -> np.ndarray:

@@ -50,10 +50,10 @@ def decoder(
             f"{source.name} is to be {wanted}, which JAX would narrow; set JAX_ENABLE_X64=1 or "
             "ask for float32"
         )
-    here = jax_tensors(source, layout)
+    dst = jax_tensors(source, layout)
     model = abstract(source.spec, layout=layout)
-    place = _whole(dtype) if mesh is None else _slices(axes.letters(model), here, mesh, dtype)
-    return axes.with_arrays(model, {path: place(path, tensor) for path, tensor in here.items()})
+    place = _whole(dtype) if mesh is None else _slices(axes.letters(model), dst, mesh, dtype)
+    return axes.with_arrays(model, {path: place(path, tensor) for path, tensor in dst.items()})
 
 
 def source_of(model: Decoder, like: Source | None = None) -> Source:
@@ -67,7 +67,7 @@ def source_of(model: Decoder, like: Source | None = None) -> Source:
     if like is not None and like.spec != model.spec:
         raise BadInput(f"{like.name} is another model: its spec is not the one to be saved")
     source = like or Source("the model", "jax", model.spec, {}, {}, {})
-    origins = {name: move.here for move in moves(rows) for name in move.there}
+    origins = {name: move.dst for move in moves(rows) for name in move.src}
     return replace(source, tensors=tensors, published=arrays, origins=origins)
 
 
@@ -80,9 +80,7 @@ def _whole(dtype: Any) -> Place:
     return lambda path, tensor: jnp.array(tensor.read(), dtype=dtype)
 
 
-def _slices(
-    letters: Mapping[str, str], here: Mapping[str, Tensor], mesh: Mesh, dtype: Any
-) -> Place:
+def _slices(letters: Mapping[str, str], dst: Mapping[str, Tensor], mesh: Mesh, dtype: Any) -> Place:
     from jaxtwin.jaxmodel import sharding
 
     if set(mesh.axis_names) != set(sharding.AXES):
@@ -90,6 +88,6 @@ def _slices(
             f"a mesh for a model has the axes {', '.join(sharding.AXES)}, each of any size (as "
             f"train.mesh.build makes it); this one has {', '.join(map(str, mesh.axis_names))}"
         )
-    shapes = {path: tensor.shape for path, tensor in here.items()}
+    shapes = {path: tensor.shape for path, tensor in dst.items()}
     shardings, _ = sharding.parameters(letters, shapes, mesh)
     return lambda path, tensor: sharding.from_slices(tensor, shardings[path], dtype)

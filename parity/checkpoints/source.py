@@ -33,7 +33,7 @@ from jaxtwin.parity.checkpoints import (
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.row import Row
-from jaxtwin.parity.table.tensors import Tensor, backward, forward, moves, prove, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, backward, forward, moves, prove, src_shapes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -222,8 +222,8 @@ def _preset(name: str, spec: Model, seed: int, notes: tuple[str, ...] = ()) -> S
         return lambda: np.asarray(values()[path])
 
     shapes = axes.arrays(jaxmodel.abstract(spec, layout="unroll"))
-    here = {p: Tensor(tuple(x.shape), np.dtype(x.dtype), read_one(p)) for p, x in shapes.items()}
-    tensors = backward(decoder_table.rows(spec, "unroll"), here, name)
+    arrays = {p: Tensor(tuple(x.shape), np.dtype(x.dtype), read_one(p)) for p, x in shapes.items()}
+    tensors = backward(decoder_table.rows(spec, "unroll"), arrays, name)
     said = (f"random weights of seed {seed}", *notes)
     return Source(name, "preset", spec, tensors, tensors, {n: n for n in tensors}, notes=said)
 
@@ -322,7 +322,7 @@ def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> S
 
 def _pt(path: Path) -> Source:
     spec, tensors, carry = readers.pt_file(path)
-    prove(shapes_there(decoder_table.rows(spec)), tensors, str(path))
+    prove(src_shapes(decoder_table.rows(spec)), tensors, str(path))
     return _ours("torch", path, spec, tensors, carry, {name: name for name in tensors})
 
 
@@ -331,9 +331,7 @@ def _jax(folder: Path) -> Source:
 
     saved, tensors = readers.jax_folder(folder)
     carry = checkpoint.carried(folder)
-    origins = {
-        n: m.here for m in moves(decoder_table.rows(saved.spec, saved.layout)) for n in m.there
-    }
+    origins = {n: m.dst for m in moves(decoder_table.rows(saved.spec, saved.layout)) for n in m.src}
     notes = () if saved.step == 0 else (f"step {saved.step}, the newest complete one",)
     return _ours("jax", folder, saved.spec, tensors, carry, origins, notes)
 
@@ -407,7 +405,7 @@ FILES: dict[str, Callable[[Path], Source]] = {
 
 def _origins(rows: Sequence[Row]) -> dict[str, str]:
     """The published name of every tensor, where each is one of its own."""
-    return {move.here: move.there[0] for move in moves(rows)}
+    return {move.dst: move.src[0] for move in moves(rows)}
 
 
 def _bytes(data: Path | bytes) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxtwin.configs import Model
-from jaxtwin.configs.atomic_write import Unwritable, appearing, hurry, refuse_taken
+from jaxtwin.configs.atomic_write import Unwritable, appearing, refuse_taken, start_writeback
 from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.checkpoints.files import FLOATS
 from jaxtwin.parity.table import axis_ops
@@ -111,7 +111,7 @@ def write_safetensors(layout: Mapping[Path, list[str]], tensors: Tensors) -> Non
         for piece in raw(x):
             while piece:  # one call writes 2 GiB at most, and less on a disk that is nearly full
                 done = os.pwrite(file.fileno(), piece, at)
-                hurry(file.fileno(), at, done)
+                start_writeback(file.fileno(), at, done)
                 piece, at = piece[done:], at + done
 
     with contextlib.ExitStack() as stack:

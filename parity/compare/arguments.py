@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxtwin.configs import BadInput, nearest
 from jaxtwin.parity.table.row import Row
-from jaxtwin.parity.table.tensors import Tensor, moves, prove, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, moves, prove, src_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -80,10 +80,10 @@ def _params(params: Any) -> None:
 
 def names(rows: Sequence[Row], arrays: Mapping[str, Any], module: torch.nn.Module) -> None:
     """BadInput where the table and the parameters of either side do not fit. Rows are sized."""
-    here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
-    prove([(move.here, move.shape_here) for move in moves(rows)], here, "the JAX side")
-    there = {name: Tensor.of(p.detach().numpy()) for name, p in module.named_parameters()}
-    prove(shapes_there(rows), there, "the torch side")
+    dst = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
+    prove([(move.dst, move.dst_shape) for move in moves(rows)], dst, "the JAX side")
+    src = {name: Tensor.of(p.detach().numpy()) for name, p in module.named_parameters()}
+    prove(src_shapes(rows), src, "the torch side")
 
 
 def reading(side: Callable[..., Any]) -> Callable[..., Any]:

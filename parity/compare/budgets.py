@@ -22,7 +22,7 @@ from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.reordering import Reordering
-from jaxtwin.parity.sides.runs import Reference, Subject, Wrong, decoder
+from jaxtwin.parity.sides.runs import InjectedFault, Reference, Subject, decoder
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensors
 
@@ -95,7 +95,7 @@ def working(
     read: decoder_settings.Sides,
     *,
     layout: str,
-    wrong: Wrong | None,
+    injected: InjectedFault | None,
     witness: Callable[[Inputs], Outcome] | None,
     redraw: bool,
     look: bool,
@@ -122,7 +122,7 @@ def working(
         progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
         order = Reordering(spec, seed)
         remat = "full" if look else "none"  # traces are large enough
-        model = runs.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, wrong, remat)
+        model = runs.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, injected, remat)
         if not seed:
             read.jax(dtype, model)
         if look and not seed:
@@ -161,13 +161,13 @@ def working(
             progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
             order = Reordering(spec, len(own), rows)
             moved = order.trace(seen())
-            there = replace(reference, tensors=order.apply(tensors), dtype=dtype)
-            own.append(curves.measure(there.run(moved), moved))
-            del there  # with the model that it made, and its gradients
+            src = replace(reference, tensors=order.apply(tensors), dtype=dtype)
+            own.append(curves.measure(src.run(moved), moved))
+            del src  # with the model that it made, and its gradients
             give_back()
             if own[1:]:
                 there_too = order.apply(theirs[1])
-                model = runs.jax_model(theirs[0], there_too, dtype, layout, wrong, "full")
+                model = runs.jax_model(theirs[0], there_too, dtype, layout, injected, "full")
                 subjects[0] = decoder(model, layout, given)
             patched.append(curves.alone(subjects[0].run, moved))
             found = curves.points(ends, patched, seen(), dtype, own)
@@ -191,7 +191,7 @@ def working(
     if not all(c.ok for c in out) and len(report.details) < failure_details.MOST:
         give_back()
         progress(f"{dtype}: JAX, once more for the details")
-        model = runs.jax_model(*theirs, dtype, layout, wrong)
+        model = runs.jax_model(*theirs, dtype, layout, injected)
         free = runs.run_jax(model.spec, model, given, layout)
         failure_details.add(report, out, dtype, truth, free, None, axes(spec, given))
     report.blind += _hollow(out, dtype)
@@ -221,6 +221,7 @@ def parts(report: Report, dtype: str) -> Iterator[Check]:
     for direction in curves.BANDS:
         points = [p for p in report.points if (p.dtype, p.direction) == (dtype, direction)]
         checks = [
-            Check(f"part alone, {direction}: {p.probe}", dtype, p.injected, p.band) for p in points
+            Check(f"part alone, {direction}: {p.probe}", dtype, p.local_error, p.band)
+            for p in points
         ]
         yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)

@@ -190,8 +190,8 @@ def _attended(torch: Given, jax: Given) -> Iterator[Difference]:
     for name, (what, unit) in words.items():
         if name not in torch or name not in jax:
             continue
-        there, here = torch[name], np.broadcast_to(jax[name], torch[name].shape)
-        odd = there != here
+        src, dst = torch[name], np.broadcast_to(jax[name], torch[name].shape)
+        odd = src != dst
         if not odd.any():
             continue
         at = tuple(int(i) for i in np.unravel_index(np.argmax(odd), odd.shape))
@@ -199,9 +199,9 @@ def _attended(torch: Given, jax: Given) -> Iterator[Difference]:
         where = ", ".join(f"{w} {i}" for w, i in zip(letters, at, strict=False))
         about = f"{int(odd.sum())} of {odd.size} {unit} differ, the first at {where}"
         if name == "mask":
-            one, other = (f"{int(x.sum())} pairs seen" for x in (there, here))
+            one, other = (f"{int(x.sum())} pairs seen" for x in (src, dst))
         else:
-            one, other = (f"{x[at]} there" for x in (there, here))
+            one, other = (f"{x[at]} there" for x in (src, dst))
         yield Difference(f"setting: {what}", one, other, about)
 
 
@@ -229,7 +229,7 @@ def _blocks(model: Any) -> list[Any]:
     if hasattr(model.stack, "layers"):
         return list(model.stack.layers)
     both = zip(model.stack.runs, model.spec.runs, strict=True)
-    return [block for blocks, run in both for _ in range(run.times) for block in blocks]
+    return [block for blocks, run in both for _ in range(run.repeats) for block in blocks]
 
 
 def _block(block: Any) -> dict[str, Any]:
@@ -272,15 +272,15 @@ def _scalars(torch: dict[str, Any], jax: dict[str, Any]) -> Iterator[Difference]
     """Those that are not the same, layers that differ in the same way together."""
     groups: dict[tuple[str, str, str, str], list[int]] = {}
     for name in dict.fromkeys([*torch, *jax]):
-        there, here = torch.get(name, "absent"), jax.get(name, "absent")
-        if _alike(there, here):
+        src, dst = torch.get(name, "absent"), jax.get(name, "absent")
+        if _alike(src, dst):
             continue
-        sides, about = _worded(there, here)
+        sides, about = _worded(src, dst)
         groups.setdefault((part(name), *sides, about), []).extend(
             [] if layer(name) is None else [layer(name) or 0]
         )
-    for (what, there, here, about), layers in groups.items():
-        yield Difference(f"setting: {results.place(what, layers)}", there, here, about)
+    for (what, src, dst, about), layers in groups.items():
+        yield Difference(f"setting: {results.place(what, layers)}", src, dst, about)
 
 
 def _short(scalars: dict[str, Any]) -> dict[str, Any]:
@@ -292,17 +292,17 @@ def _short(scalars: dict[str, Any]) -> dict[str, Any]:
     return {name: x[0] if len(x) == 1 else x for name, x in found.items()}
 
 
-def _alike(there: Any, here: Any) -> bool:
-    if isinstance(there, str) or isinstance(here, str):
-        return bool(there == here)
-    x, y = np.atleast_1d(there), np.atleast_1d(here)
+def _alike(src: Any, dst: Any) -> bool:
+    if isinstance(src, str) or isinstance(dst, str):
+        return bool(src == dst)
+    x, y = np.atleast_1d(src), np.atleast_1d(dst)
     return x.shape == y.shape and bool(np.allclose(x, y, rtol=1e-15, atol=0))
 
 
-def _worded(there: Any, here: Any) -> tuple[tuple[str, str], str]:
-    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        i = int(np.argmax(~np.isclose(there, here, rtol=1e-15, atol=0)))
-        return (f"{there[i]:.17g}", f"{here[i]:.17g}"), f"the first that differs is pair {i}"
-    sides = (f"{len(x)} of them" if isinstance(x, list) else str(x) for x in (there, here))
+def _worded(src: Any, dst: Any) -> tuple[tuple[str, str], str]:
+    if isinstance(src, list) and isinstance(dst, list) and len(src) == len(dst):
+        i = int(np.argmax(~np.isclose(src, dst, rtol=1e-15, atol=0)))
+        return (f"{src[i]:.17g}", f"{dst[i]:.17g}"), f"the first that differs is pair {i}"
+    sides = (f"{len(x)} of them" if isinstance(x, list) else str(x) for x in (src, dst))
     first, second = sides
     return (first, second), ""

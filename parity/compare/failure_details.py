@@ -10,7 +10,7 @@ import numpy as np
 from jaxtwin.parity.compare import curves
 from jaxtwin.parity.report import details
 from jaxtwin.parity.report.details import Detail
-from jaxtwin.parity.report.results import Check, Point, Report, Suspect
+from jaxtwin.parity.report.results import Check, Divergence, Point, Report
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.table import axis_ops
 from jaxtwin.parity.table.row import Row
@@ -28,7 +28,7 @@ Axes = Mapping[str, tuple[str, Mapping[str, int]]]  # torch's name: its own axes
 def axes(rows: Iterable[Row]) -> Axes:
     """The axes of everything that the rows have there."""
     table = moves(rows)
-    return {name: (axis_ops.sides(m.pattern)[0], m.sizes) for m in table for name in m.there}
+    return {name: (axis_ops.sides(m.pattern)[0], m.sizes) for m in table for name in m.src}
 
 
 def add(
@@ -112,10 +112,10 @@ def chosen(report: Report, dtype: str = "float64") -> list[Point]:
     """The first point over its band in that dtype, and the first of each suspect."""
     over = list(_over(report.points, dtype))
     picked = over[:1]
-    for suspect in report.suspects:
-        near = [p for p in over if p.layer in (suspect.layers or (None,))]
-        near = [p for p in near if suspect.direction in ("given", p.direction)]
-        picked += [p for p in near if _of(suspect, p)][:1]
+    for divergence in report.divergences:
+        near = [p for p in over if p.layer in (divergence.layers or (None,))]
+        near = [p for p in near if divergence.direction in ("given", p.direction)]
+        picked += [p for p in near if _of(divergence, p)][:1]
     return list(dict.fromkeys(picked))
 
 
@@ -126,7 +126,7 @@ def _over(points: Sequence[Point], dtype: str) -> Iterator[Point]:
         yield from (p for p in (same[::-1] if direction == "backward" else same) if not p.ok)
 
 
-def _of(suspect: Suspect, point: Point) -> bool:
+def _of(divergence: Divergence, point: Point) -> bool:
     """Whether the suspect's part means the point: attn means attn.q, ffn.down.weight means ffn."""
-    one, other = f"{suspect.part}.", f"{point.part}."
+    one, other = f"{divergence.part}.", f"{point.part}."
     return one.startswith(other) or other.startswith(one)

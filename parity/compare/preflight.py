@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Slip:
+class Explanation:
     """How a difference came about: a cause's name, what the JAX side has, and what to change."""
 
     name: str
@@ -33,20 +33,20 @@ class Slip:
 
 def spec(torch: Model, jax: Model) -> list[Difference]:
     """Every field in which the two specs differ."""
-    there, here = dict(_flat(to_json(torch))), dict(_flat(to_json(jax)))
+    src, dst = dict(_flat(to_json(torch))), dict(_flat(to_json(jax)))
     odd = [
         field
-        for field in sorted(there.keys() | here.keys())
-        if there.get(field, "absent") != here.get(field, "absent")
+        for field in sorted(src.keys() | dst.keys())
+        if src.get(field, "absent") != dst.get(field, "absent")
     ]
     # Where one side has a part and the other none, the part is the difference, not its fields; and
     # where a list is longer, its length.
     parts = [part + "." for part in odd]
     for field in odd:
-        if field.endswith(".length") and field in there and field in here:
-            few, many = sorted((there[field], here[field]))
+        if field.endswith(".length") and field in src and field in dst:
+            few, many = sorted((src[field], dst[field]))
             parts += [field.removesuffix("length") + f"{i}." for i in range(few, many)]
-    shown = [(field, _shown(there, field), _shown(here, field)) for field in odd]
+    shown = [(field, _shown(src, field), _shown(dst, field)) for field in odd]
     return [
         Difference(f"spec: {field}", t, j)
         for field, t, j in shown
@@ -73,25 +73,27 @@ def _shown(flat: Mapping[str, Any], field: str) -> str:
 
 
 FIELDS = {
-    "rope.pairs": Slip("rope-pairing", "turns {jax} pairs", "turn {torch} pairs"),
-    "rope.base": Slip("rope-base", "uses the RoPE base {jax}", "use the base {torch}"),
-    "rope": Slip("rope-missing", "has rotary positions {jax}", "make them {torch}"),
-    "eps": Slip("norm-eps", "uses the norm eps {jax}", "use the eps {torch}"),
-    "act": Slip("activation", "uses the activation {jax}", "use {torch}"),
-    "tied": Slip("head-untied", "has tied={jax}", "set tied={torch}"),
+    "rope.pairs": Explanation("rope-pairing", "turns {jax} pairs", "turn {torch} pairs"),
+    "rope.base": Explanation("rope-base", "uses the RoPE base {jax}", "use the base {torch}"),
+    "rope": Explanation("rope-missing", "has rotary positions {jax}", "make them {torch}"),
+    "eps": Explanation("norm-eps", "uses the norm eps {jax}", "use the eps {torch}"),
+    "act": Explanation("activation", "uses the activation {jax}", "use {torch}"),
+    "tied": Explanation("head-untied", "has tied={jax}", "set tied={torch}"),
 }
 
 
-def field_slip(difference: Difference) -> Slip:
+def field_explanation(difference: Difference) -> Explanation:
     """The cause that a differing field of the spec is."""
     field = difference.what.removeprefix("spec: ")
     ends = [name for name in FIELDS if field.endswith("." + name) or field == name]
-    slip = FIELDS[max(ends, key=len)] if ends else None
-    if slip is None:
+    explanation = FIELDS[max(ends, key=len)] if ends else None
+    if explanation is None:
         name = field.rsplit(".", 1)[-1]
-        slip = Slip(f"spec-{name}", "has " + name + " {jax}", "set it to {torch}")
+        explanation = Explanation(f"spec-{name}", "has " + name + " {jax}", "set it to {torch}")
     values = {"torch": difference.torch, "jax": difference.jax}
-    return Slip(slip.name, slip.about.format(**values), slip.advice.format(**values))
+    return Explanation(
+        explanation.name, explanation.about.format(**values), explanation.advice.format(**values)
+    )
 
 
 def weights(
@@ -99,7 +101,7 @@ def weights(
     torch: Arrays,
     jax: Arrays,
     stored: Mapping[str, np.dtype] | None = None,
-) -> list[tuple[Difference, Slip | None]]:
+) -> list[tuple[Difference, Explanation | None]]:
     """Every tensor that is not the same, bit for bit, and the slip that made it so if one is known.
 
     Both are named and laid out as torch's. Without a spec nothing is known of heads. `stored` are
@@ -112,9 +114,11 @@ def weights(
             want, got = (narrowed(x, stored[name]) for x in (want, got))
         if want.dtype == got.dtype and want.shape == got.shape and _bytes(want) == _bytes(got):
             continue
-        slip = slip_of(spec, name, want, got, torch) if want.shape == got.shape else None
-        about = slip.about.removeprefix("differs: ") if slip else _where(want, got)
-        out.append((Difference(f"weight: {name}", _print(want), _print(got), about), slip))
+        explanation = (
+            explanation_of(spec, name, want, got, torch) if want.shape == got.shape else None
+        )
+        about = explanation.about.removeprefix("differs: ") if explanation else _where(want, got)
+        out.append((Difference(f"weight: {name}", _print(want), _print(got), about), explanation))
     for name in sorted(torch.keys() ^ jax.keys()):
         side = (_print(torch[name]), "absent") if name in torch else ("absent", _print(jax[name]))
         out.append((Difference(f"weight: {name}", *side), None))
@@ -157,9 +161,9 @@ def _where(want: np.ndarray, got: np.ndarray) -> str:
 # ---- slips --------------------------------------------------------------------------------------
 
 
-def slip_of(
+def explanation_of(
     spec: Model | None, name: str, want: np.ndarray, got: np.ndarray, others: Arrays
-) -> Slip | None:
+) -> Explanation | None:
     """The slip that turns the wanted tensor into the given one, or None."""
     for other, x in others.items():
         if other != name and x.shape == got.shape and _same(x, got):
@@ -167,7 +171,7 @@ def slip_of(
     heads = _heads(spec, name) if spec is not None else None
     for known, about, change in _changes(heads, want):
         if _same(change, got):
-            return Slip(known, about, ADVICE[known])
+            return Explanation(known, about, ADVICE[known])
     return _numbers(want, got) or _reordered(want, got, heads)
 
 
@@ -192,12 +196,14 @@ def _same(x: np.ndarray, y: np.ndarray) -> bool:
     return x.shape == y.shape and bool((x == y).all())
 
 
-def _exchanged(name: str, other: str) -> Slip:
+def _exchanged(name: str, other: str) -> Explanation:
     from jaxtwin.parity.sides.probes import layer, part
 
     if part(name) == part(other) and layer(name) != layer(other):
-        return Slip("layer-order", f"holds layer {layer(other)}'s tensor", ADVICE["layer-order"])
-    return Slip("weights-swapped", f"holds {other}", ADVICE["weights-swapped"])
+        return Explanation(
+            "layer-order", f"holds layer {layer(other)}'s tensor", ADVICE["layer-order"]
+        )
+    return Explanation("weights-swapped", f"holds {other}", ADVICE["weights-swapped"])
 
 
 PROJECTIONS = [f"attn.{x}.weight" for x in "qkvo"] + [f"attn.{x}.bias" for x in "qkv"]
@@ -247,22 +253,24 @@ def _changes(
             yield "rounded", about, want.astype(dtype).astype(want.dtype)
 
 
-def _numbers(want: np.ndarray, got: np.ndarray) -> Slip | None:
+def _numbers(want: np.ndarray, got: np.ndarray) -> Explanation | None:
     """Slips of value: left constant, multiplied by a number, a few elements changed."""
     if got.size > 1 and (got == got.flat[0]).all():
-        return Slip("constant", f"is {got.flat[0]} everywhere", ADVICE["constant"])
+        return Explanation("constant", f"is {got.flat[0]} everywhere", ADVICE["constant"])
     scale, rest = metrics.best_fit(got, want)
     if rest < 1e-2 * abs(scale - 1) and rest < float(ml_dtypes.finfo(want.dtype).eps):
-        return Slip("scaled-weight", f"is multiplied by {scale:.6g}", ADVICE["scaled-weight"])
+        return Explanation(
+            "scaled-weight", f"is multiplied by {scale:.6g}", ADVICE["scaled-weight"]
+        )
     changed = int((got != want).sum())
     if changed <= max(1, want.size // 100):
-        return Slip("one-element", f"differs: {_where(want, got)}", ADVICE["one-element"])
+        return Explanation("one-element", f"differs: {_where(want, got)}", ADVICE["one-element"])
     return None
 
 
 def _reordered(
     want: np.ndarray, got: np.ndarray, heads: tuple[int, int, int] | None
-) -> Slip | None:
+) -> Explanation | None:
     """The same rows, or columns, in another order."""
     for name, axis in (("rows-reordered", 0), ("columns-reordered", 1)):
         if axis < want.ndim:
@@ -270,5 +278,7 @@ def _reordered(
             if sorted(map(_bytes, a)) == sorted(map(_bytes, b)):
                 moved = int(sum(_bytes(x) != _bytes(y) for x, y in zip(a, b, strict=True)))
                 what = "rows" if axis == 0 else "columns"
-                return Slip(name, f"has {moved} of {len(a)} {what} in other places", ADVICE[name])
+                return Explanation(
+                    name, f"has {moved} of {len(a)} {what} in other places", ADVICE[name]
+                )
     return None

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.spec import from_json, to_json
 from jaxtwin.parity.compare import preflight
-from jaxtwin.parity.compare.preflight import Slip
-from jaxtwin.parity.report.results import Cause, Difference, Suspect
+from jaxtwin.parity.compare.preflight import Explanation
+from jaxtwin.parity.report.results import Cause, Difference, Divergence
 from jaxtwin.parity.sides import probes
 from jaxtwin.parity.sides.runs import Reference, Subject
 from jaxtwin.parity.table.tensors import Tensor, Tensors
@@ -22,7 +22,7 @@ from jaxtwin.parity.table.tensors import Tensor, Tensors
 class Given:
     """One cause, and the reference that was given this one thing as the JAX side was."""
 
-    suspect: Suspect
+    divergence: Divergence
     alone: Reference
 
 
@@ -61,24 +61,28 @@ def _of_spec(
     reference: Reference, subject: Subject, fields: Sequence[Difference]
 ) -> Iterator[Given]:
     """One cause for each kind of field and part, in all the layers where it differs."""
-    groups: dict[tuple[Slip, str], list[str]] = {}
+    groups: dict[tuple[Explanation, str], list[str]] = {}
     for difference in fields:
         name = difference.what.removeprefix("spec: ")
-        groups.setdefault((preflight.field_slip(difference), field_part(name)), []).append(name)
+        groups.setdefault((preflight.field_explanation(difference), field_part(name)), []).append(
+            name
+        )
     found = []
-    for (slip, part), names in groups.items():
+    for (explanation, part), names in groups.items():
         layers = tuple(sorted({i for n in names for i in layers_of(n, reference.spec)}))
         mixed = _mixed(reference.spec, subject.spec, names)
         alone = _made(reference, mixed, reference.tensors)
         if alone is not None:
-            found.append(Given(_suspect(slip, part, layers), alone))
-    yield from sorted(found, key=lambda given: _place(given.suspect))
+            found.append(Given(_suspect(explanation, part, layers), alone))
+    yield from sorted(found, key=lambda given: _place(given.divergence))
 
 
-def _place(suspect: Suspect) -> tuple[float, int]:
+def _place(divergence: Divergence) -> tuple[float, int]:
     """The order of computation."""
-    first = suspect.layers[0] if suspect.layers else np.inf if suspect.part == "norm" else -1
-    return first, probes.PARTS.index(suspect.part) if suspect.part in probes.PARTS else -1
+    first = (
+        divergence.layers[0] if divergence.layers else np.inf if divergence.part == "norm" else -1
+    )
+    return first, probes.PARTS.index(divergence.part) if divergence.part in probes.PARTS else -1
 
 
 def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
@@ -98,31 +102,33 @@ def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
 
 
 def _of_weights(
-    reference: Reference, theirs: Tensors, tensors: Sequence[tuple[Difference, Slip | None]]
+    reference: Reference, theirs: Tensors, tensors: Sequence[tuple[Difference, Explanation | None]]
 ) -> Iterator[Given]:
     """One cause for each slip and part, in all the layers where it was made.
 
     An exchange is one cause, though it shows in two parts.
     """
-    groups: dict[tuple[str, str], list[tuple[str, Slip]]] = {}
-    for difference, slip in tensors:
+    groups: dict[tuple[str, str], list[tuple[str, Explanation]]] = {}
+    for difference, explanation in tensors:
         name = difference.what.removeprefix("weight: ")
-        slip = slip or Slip("weights", f"differs: {difference.about}", "copy the tensor again")
-        part = "" if slip.name == "weights-swapped" else probes.part(name)
-        groups.setdefault((slip.name, part), []).append((name, slip))
+        explanation = explanation or Explanation(
+            "weights", f"differs: {difference.about}", "copy the tensor again"
+        )
+        part = "" if explanation.name == "weights-swapped" else probes.part(name)
+        groups.setdefault((explanation.name, part), []).append((name, explanation))
     for found in groups.values():
         names = [name for name, _ in found]
         mixed = {n: theirs[n] if n in names else t for n, t in reference.tensors.items()}
         layers = tuple(sorted({i for n in names if (i := probes.layer(n)) is not None}))
-        slip = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
+        explanation = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
         alone = _made(reference, reference.spec, mixed)
         if alone is not None:
-            yield Given(_suspect(slip, probes.part(names[0]), layers), alone)
+            yield Given(_suspect(explanation, probes.part(names[0]), layers), alone)
 
 
-def _suspect(slip: Slip, part: str, layers: tuple[int, ...]) -> Suspect:
-    named = Cause(slip.name, slip.about, slip.advice, part, layers, 0.0, False)
-    return Suspect(part, layers, "given", float("inf"), named if slip.name else None)
+def _suspect(explanation: Explanation, part: str, layers: tuple[int, ...]) -> Divergence:
+    named = Cause(explanation.name, explanation.about, explanation.advice, part, layers, 0.0, False)
+    return Divergence(part, layers, "given", float("inf"), named if explanation.name else None)
 
 
 def field_part(field: str) -> str:
@@ -138,5 +144,5 @@ def layers_of(field: str, spec: Model) -> Iterator[int]:
         period = len(run.blocks)
         for at in range(period):
             if field.startswith(f"runs.{r}.blocks.{at}."):
-                yield from range(first + at, first + period * run.times, period)
-        first += period * run.times
+                yield from range(first + at, first + period * run.repeats, period)
+        first += period * run.repeats

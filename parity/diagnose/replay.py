@@ -27,7 +27,7 @@ from jaxtwin.parity.sides import probes
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.table import axis_ops, decoder_table
 from jaxtwin.parity.table.row import Move
-from jaxtwin.parity.table.tensors import moves, shapes_there
+from jaxtwin.parity.table.tensors import moves, src_shapes
 
 if TYPE_CHECKING:
     from jaxtwin.parity.sides.outcome import Trace
@@ -139,7 +139,7 @@ def _uses(spec: Model) -> dict[str, list[str]]:
     """The weights that each probe of the model is computed with."""
     out: dict[str, list[str]] = {"head": ["embed.weight"] if spec.tied else []}
     known = _feeds(spec)
-    for name, _ in shapes_there(decoder_table.rows(spec, "unroll")):
+    for name, _ in src_shapes(decoder_table.rows(spec, "unroll")):
         i = probes.layer(name)
         within = WITHIN | (POST if i is not None and type(spec.layers[i]) is PostBlock else {})
         part = probes.part(name)
@@ -180,12 +180,14 @@ class Part:
         """What attention is told beside x."""
         import jax.numpy as jnp
 
-        from jaxtwin.jaxmodel.cache import Seen, visible
+        from jaxtwin.jaxmodel.cache import AttentionContext, causal_segment_mask
 
         b, t = self.ids.shape
         start = jnp.zeros((), jnp.int32)
-        mask = visible(b, t, t, start, self.segments)
-        return Seen(self.positions, self.positions, self.positions.max() + 1, start, mask)
+        mask = causal_segment_mask(b, t, t, start, self.segments)
+        return AttentionContext(
+            self.positions, self.positions, self.positions.max() + 1, start, mask
+        )
 
     @property
     def seeds(self) -> dict[str, Any]:
@@ -251,29 +253,29 @@ def opened(folder: Path, name: str, direction: str) -> Part:
     if todo is None:
         raise BadInput(f"{name}, {direction}: the loss computes that, and no part of the model")
     block = whole.layers[todo.layer or 0]
-    spec = replace(whole, runs=(Run(blocks=(block,), times=1),))
+    spec = replace(whole, runs=(Run(blocks=(block,), repeats=1),))
     given, weights, expected = (
         _loaded(folder / f"{file}.safetensors") for file in ("input", "weights", "expected")
     )
     ids = given["ids"]
     known = _moves(probes.rows(spec, "unroll", ids.shape), todo)
     if todo.entry is not None:
-        known[todo.entry] = replace(known["norm"], here="in")  # of the same axes
+        known[todo.entry] = replace(known["norm"], dst="in")  # of the same axes
     parameters = _moves(decoder_table.rows(spec, "unroll"), todo)
     move = parameters[name] if direction == "parameter" else known[name]
 
-    def here(file: str, arrays: Mapping[str, Any], names: Sequence[str], back: str = "") -> Any:
+    def dst(file: str, arrays: Mapping[str, Any], names: Sequence[str], back: str = "") -> Any:
         table = parameters if file == "weights" else known
         return {
-            table[n].here.removeprefix("" if file == "weights" else "stack/layers/0/"): jnp.asarray(
+            table[n].dst.removeprefix("" if file == "weights" else "stack/layers/0/"): jnp.asarray(
                 _moved(folder / f"{file}.safetensors", arrays, back + n, table[n]),
                 jnp.float64,
             )
             for n in names
         }
 
-    values = here("input", given, todo.values)
-    entry = None if todo.entry is None else known[todo.entry].here
+    values = dst("input", given, todo.values)
+    entry = None if todo.entry is None else known[todo.entry].dst
     x = values.pop(entry) if entry else jnp.zeros((*ids.shape, spec.d), jnp.float64)
     return Part(
         name=name,
@@ -285,8 +287,8 @@ def opened(folder: Path, name: str, direction: str) -> Part:
         segments=jnp.asarray(given["segments"]),
         x=x,
         values=values,
-        cotangents=here("input", given, todo.cotangents, BACK),
-        weights=here("weights", weights, todo.weights),
+        cotangents=dst("input", given, todo.cotangents, BACK),
+        weights=dst("weights", weights, todo.weights),
         expected=_moved(folder / "expected.safetensors", expected, name, move),
         letters=axis_ops.sides(move.pattern)[1],
     )
@@ -295,7 +297,7 @@ def opened(folder: Path, name: str, direction: str) -> Part:
 def _moves(rows: Sequence[Any], todo: Recipe) -> dict[str, Move]:
     """The table of the one layer, by its names in the whole model."""
     layer = f"layers.{todo.layer or 0}."
-    return {m.there[0].replace("layers.0.", layer): m for m in moves(rows)}
+    return {m.src[0].replace("layers.0.", layer): m for m in moves(rows)}
 
 
 def _loaded(path: Path) -> dict[str, np.ndarray]:
@@ -310,8 +312,8 @@ def _moved(path: Path, arrays: Mapping[str, np.ndarray], name: str, move: Move) 
     if name not in arrays:
         raise BadInput(f"{path} has no {name!r}; it holds {', '.join(arrays) or 'nothing'}")
     x = arrays[name]
-    if x.shape != move.shape_there:
-        raise BadInput(f"{path}: {name!r} has the shape {x.shape}, expected {move.shape_there}")
+    if x.shape != move.src_shape:
+        raise BadInput(f"{path}: {name!r} has the shape {x.shape}, expected {move.src_shape}")
     return axis_ops.rearrange(x, move.pattern, move.sizes)
 
 
@@ -337,7 +339,7 @@ def save(
     ]
     if not found:
         return
-    paths = {name: m.here for m in moves(decoder_table.rows(spec, "unroll")) for name in m.there}
+    paths = {name: m.dst for m in moves(decoder_table.rows(spec, "unroll")) for name in m.src}
     with appearing(folder) as hidden:
         for point, todo in found:
             place = hidden / label(point)

@@ -35,7 +35,7 @@ jax.config.update("jax_default_matmul_precision", "highest")
 part = replay.opened(Path(__file__).resolve().parent, "{name}", "{direction}")
 '''
 
-LOOKING = "\nfrom jaxmodel.probe import looking\n"
+PROBING = "\nfrom jaxmodel.probe import looking\n"
 
 FORWARD_LAYER = """model = part.model(part.weights)
 with looking(part.slots(part.seeds)) as eyes:
@@ -81,8 +81,8 @@ def script(point: Point, todo: Recipe, paths: Mapping[str, str]) -> str:
     name, layer, forward = point.probe, todo.layer is not None, point.direction == "forward"
     path = probes.part(name).replace(".", "/")
     if point.direction == "parameter":
-        here = paths[name].replace(f"/{todo.layer}/", "/0/", 1)  # of a model of one layer
-        got = f'weights["{here}"]'
+        dst = paths[name].replace(f"/{todo.layer}/", "/0/", 1)  # of a model of one layer
+        got = f'weights["{dst}"]'
     else:
         got = "x" if name == todo.entry else f'seeds["{path}"]'
     terms = [
@@ -99,10 +99,10 @@ def script(point: Point, todo: Recipe, paths: Mapping[str, str]) -> str:
     call = CALLS[todo.stages[0]].format(x="part.x") if not layer else ""
     top = TOP.format(
         what=WHAT[point.direction].format(name=name),
-        error=point.injected,
+        error=point.local_error,
         band=point.band,
         stages=" and ".join(todo.stages),
-        more=LOOKING if layer else "\n",
+        more=PROBING if layer else "\n",
         name=name,
         direction=point.direction,
     )

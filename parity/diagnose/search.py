@@ -19,10 +19,10 @@ import numpy as np
 from jaxtwin.parity.compare import curves
 from jaxtwin.parity.compare.curves import BANDS
 from jaxtwin.parity.diagnose import given, torch_cache
-from jaxtwin.parity.diagnose.hypotheses import ANY, MISTAKES
-from jaxtwin.parity.report.results import Cause, Difference, Point, Suspect
+from jaxtwin.parity.diagnose.hypotheses import ANY, HYPOTHESES
+from jaxtwin.parity.report.results import Cause, Difference, Divergence, Point
 from jaxtwin.parity.sides import probes
-from jaxtwin.parity.sides.hypothesis import Edit, Mistake, edited
+from jaxtwin.parity.sides.hypothesis import Hypothesis, PlacedHypothesis, committing
 from jaxtwin.parity.sides.outcome import Trace
 from jaxtwin.parity.sides.probes import Place
 from jaxtwin.parity.sides.runs import Reference, Subject
@@ -37,20 +37,20 @@ class Diagnosis:
 
     preflight: list[Difference] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
-    suspects: list[Suspect] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
     heat: list[list[float]] = field(default_factory=list)
     error: float = 0.0  # end to end
     left: float = 0.0  # and when the reference makes the same mistakes
 
     @property
     def equal(self) -> bool:
-        return not self.preflight and not self.suspects and self.error <= 1
+        return not self.preflight and not self.divergences and self.error <= 1
 
 
-Seen = Callable[[Diagnosis, Trace, Trace, Trace], None]  # the reference, free, and forced by it
+OnTraces = Callable[[Diagnosis, Trace, Trace, Trace], None]  # the reference, free, and forced by it
 
 
-def diagnose(reference: Reference, subject: Subject, seen: Seen | None = None) -> Diagnosis:
+def diagnose(reference: Reference, subject: Subject, seen: OnTraces | None = None) -> Diagnosis:
     """Looks for what is wrong with the subject. Both are in float64.
 
     `seen` is shown the runs at the end: they are too large to be kept.
@@ -77,27 +77,29 @@ def _found(
     search = Search(base, truth if base is reference else base.run(), forced)
     if base is not reference:
         search.forced = subject.run(search.base)
-    suspects = list(search.all())
-    if not causes and not suspects and found.error <= 1:
-        found.suspects += _cache(reference, subject, truth)
+    divergences = list(search.all())
+    if not causes and not divergences and found.error <= 1:
+        found.divergences += _cache(reference, subject, truth)
         return found
-    if causes or search.edits:
-        found.left = _left(free, base, search.edits)
-    tried: list[tuple[Suspect, Reference, list[Edit]]] = [(c.suspect, c.alone, []) for c in causes]
-    tried += [(suspect, reference, [edit] if edit else []) for suspect, edit in suspects]
-    for suspect, alone, edits in tried:
-        if suspect.cause is not None and found.error != 0:  # it may be NaN
-            left = found.left if len(tried) == 1 else _left(free, alone, edits)
+    if causes or search.placed:
+        found.left = _left(free, base, search.placed)
+    tried: list[tuple[Divergence, Reference, list[PlacedHypothesis]]] = [
+        (c.divergence, c.alone, []) for c in causes
+    ]
+    tried += [(divergence, reference, [edit] if edit else []) for divergence, edit in divergences]
+    for divergence, alone, placed in tried:
+        if divergence.cause is not None and found.error != 0:  # it may be NaN
+            left = found.left if len(tried) == 1 else _left(free, alone, placed)
             share = (
                 1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / found.error, 0, 1)))
             )
-            cause = replace(suspect.cause, explains=share, proven=found.left <= 1)
-            suspect = replace(suspect, cause=cause)
-        found.suspects.append(suspect)
+            cause = replace(divergence.cause, explains=share, proven=found.left <= 1)
+            divergence = replace(divergence, cause=cause)
+        found.divergences.append(divergence)
     return found
 
 
-def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Suspect]:
+def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Divergence]:
     """The cached path, where the rest agrees: a prefill, then three tokens one by one."""
     ids = reference.given.ids[:1]
     prefill = ids.shape[1] - 3
@@ -107,26 +109,26 @@ def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Sus
     off = curves.error(got, truth.logits[:1, -1]) / curves.FORWARD
     if off <= 1:
         return
-    for name, slip in torch_cache.SLIPS.items():
+    for name, slip in torch_cache.CACHE_HYPOTHESES.items():
         left = curves.error(got, torch_cache.decode(reference.model, ids, prefill, slip))
         if left <= curves.FORWARD:
             cause = Cause(name, slip.about, slip.advice, "cache", (), 1.0, True)
-            yield Suspect("cache", (), "forward", off, cause)
+            yield Divergence("cache", (), "forward", off, cause)
             return
-    yield Suspect("cache", (), "forward", off, None)
+    yield Divergence("cache", (), "forward", off, None)
 
 
-def _left(free: Trace, reference: Reference, edits: Sequence[Edit]) -> float:
+def _left(free: Trace, reference: Reference, placed: Sequence[PlacedHypothesis]) -> float:
     """The final error against the reference that makes these mistakes."""
-    exact = reference.run(edits=[e for e in edits if not e.mistake.rounds])
-    if not _dtype(edits):
+    exact = reference.run(placed=[e for e in placed if not e.hypothesis.rounds])
+    if not _dtype(placed):
         return curves.final(free, exact)
-    return curves.final(free, exact, reference.run(edits=edits), _dtype(edits))
+    return curves.final(free, exact, reference.run(placed=placed), _dtype(placed))
 
 
-def _dtype(edits: Sequence[Edit]) -> str:
+def _dtype(placed: Sequence[PlacedHypothesis]) -> str:
     """The narrowest dtype that a mistake among these loses digits to; "" where none does."""
-    lost = {e.mistake.rounds for e in edits}
+    lost = {e.hypothesis.rounds for e in placed}
     return next((dtype for dtype in ("bfloat16", "float16", "float32") if dtype in lost), "")
 
 
@@ -139,7 +141,9 @@ class Runs(Protocol):
     @property
     def places(self) -> Mapping[str, Place]: ...
 
-    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace: ...
+    def run(
+        self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()
+    ) -> Trace: ...
 
 
 class Search:
@@ -148,10 +152,10 @@ class Search:
     def __init__(self, reference: Runs, base: Trace, forced: Trace):
         self.reference, self.base, self.forced = reference, base, forced
         self.modules = dict(reference.model.named_modules())
-        self.edits: list[Edit] = []
+        self.placed: list[PlacedHypothesis] = []
         self.unknown: set[tuple[str, str]] = set()
 
-    def all(self) -> Iterator[tuple[Suspect, Edit | None]]:
+    def all(self) -> Iterator[tuple[Divergence, PlacedHypothesis | None]]:
         """Every suspect, the earliest first; `edits` grows by what explains them."""
         for _ in range(MOST):
             group = self._first()
@@ -167,35 +171,37 @@ class Search:
             if edit is None:
                 self.unknown |= {(direction, name) for name in names}
             else:
-                self.edits.append(edit)
-                about, advice = (edit.say(s) for s in (edit.mistake.about, edit.mistake.advice))
-                cause = Cause(edit.mistake.name, about, advice, part, layers, 0.0, False)
-            yield Suspect(part, layers, direction, worst, cause), edit
+                self.placed.append(edit)
+                about, advice = (
+                    edit.say(s) for s in (edit.hypothesis.about, edit.hypothesis.advice)
+                )
+                cause = Cause(edit.hypothesis.name, about, advice, part, layers, 0.0, False)
+            yield Divergence(part, layers, direction, worst, cause), edit
 
-    def _over(self, direction: str, edits: Sequence[Edit]) -> dict[str, float]:
+    def _over(self, direction: str, placed: Sequence[PlacedHypothesis]) -> dict[str, float]:
         """Errors in units of what is allowed, in the order of computation of that direction."""
-        exact, lost = self._runs(edits)
+        exact, lost = self._runs(placed)
         off = curves.errors(self.forced, exact, direction)
-        allowed = curves.lossy(exact, lost, direction, _dtype(edits), pooled=True)
+        allowed = curves.lossy(exact, lost, direction, _dtype(placed), pooled=True)
         over = {name: e / allowed[name] for name, e in off.items()}
         return dict(reversed(over.items())) if direction == "backward" else over
 
-    def _runs(self, edits: Sequence[Edit]) -> tuple[Trace, Trace]:
+    def _runs(self, placed: Sequence[PlacedHypothesis]) -> tuple[Trace, Trace]:
         """The reference fed with its own values: with these mistakes, but for lost digits; and all.
 
         What a part that loses digits may be off is then known from how many the reference loses.
         """
-        sharp = [e for e in edits if not e.mistake.rounds]
+        sharp = [e for e in placed if not e.hypothesis.rounds]
         exact = self.reference.run(self.base, sharp) if sharp else self.base
-        lossy = len(sharp) < len(edits)
-        return exact, self.reference.run(self.base, edits) if lossy else exact
+        lossy = len(sharp) < len(placed)
+        return exact, self.reference.run(self.base, placed) if lossy else exact
 
     def _first(self) -> tuple[str, list[str], float] | None:
         """The earliest divergence, with the same part of other layers beside it."""
         for direction in BANDS:
             over = {
                 name: e
-                for name, e in self._over(direction, self.edits).items()
+                for name, e in self._over(direction, self.placed).items()
                 if not e <= 1 and (direction, name) not in self.unknown
             }
             if over:
@@ -205,35 +211,39 @@ class Search:
                 return direction, sorted(names, key=lambda n: probes.layer(n) or 0), worst
         return None
 
-    def _explained(self, direction: str, names: Sequence[str]) -> Edit | None:
+    def _explained(self, direction: str, names: Sequence[str]) -> PlacedHypothesis | None:
         """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
         at = self.reference.places[names[0]] if direction == "forward" else None
         # The module that gives the probed value may have a name of its own.
         named = "" if at is None or at.given else probes.part(at.module)
         part = probes.part(names[0])
-        fit = [m for m in MISTAKES if {part, named, ANY} & set(m.parts)]
+        fit = [m for m in HYPOTHESES if {part, named, ANY} & set(m.parts)]
         fit = [m for m in fit if m.direction == direction]
-        for mistake in sorted(fit, key=lambda m: (m.fits, m.rounds)):
-            edited = part if {part, ANY} & set(mistake.parts) else named
-            modules = tuple(_module(name, mistake.module.format(part=edited)) for name in names)
+        for hypothesis in sorted(fit, key=lambda m: (m.fits, m.rounds)):
+            committing = part if {part, ANY} & set(hypothesis.parts) else named
+            modules = tuple(
+                _module(name, hypothesis.module.format(part=committing)) for name in names
+            )
             if any(module not in self.modules for module in modules):
                 continue  # a layer of another wiring has no such part
 
-            def over(value: object, m: Mistake = mistake, on: tuple[str, ...] = modules) -> float:
-                return self._with(Edit(m, on, value), direction, names)
+            def over(
+                value: object, m: Hypothesis = hypothesis, on: tuple[str, ...] = modules
+            ) -> float:
+                return self._with(PlacedHypothesis(m, on, value), direction, names)
 
-            lone = ANY in mistake.parts and part not in mistake.parts
+            lone = ANY in hypothesis.parts and part not in hypothesis.parts
             if lone and (at is None or at.given or at.module != modules[0]):
                 continue  # the probe is not of what this module returns
-            values = list(mistake.values(self.modules[modules[0]]))
-            if mistake.fits and values:
-                values = [fitted(self._alone(mistake, modules[0], names[0]), values)]
+            values = list(hypothesis.values(self.modules[modules[0]]))
+            if hypothesis.fits and values:
+                values = [fitted(self._alone(hypothesis, modules[0], names[0]), values)]
             for value in values:
                 if over(value) <= 1:
-                    return Edit(mistake, modules, value)
+                    return PlacedHypothesis(hypothesis, modules, value)
         return None
 
-    def _alone(self, mistake: Mistake, module: str, name: str) -> Callable[[float], float]:
+    def _alone(self, hypothesis: Hypothesis, module: str, name: str) -> Callable[[float], float]:
         """The error of one probe by the mistake's value, with nothing run but the module it is in.
 
         A value is searched in a hundred steps, and the whole model would be run for each.
@@ -245,36 +255,36 @@ class Search:
         if not f"{at.module}.".startswith(f"{module}."):  # it is not what gives the probed value
 
             def whole(value: float) -> float:
-                edits = [*self.edits, Edit(mistake, (module,), value)]
-                return curves.error(want, self.reference.run(self.base, edits).values[name])
+                placed = [*self.placed, PlacedHypothesis(hypothesis, (module,), value)]
+                return curves.error(want, self.reference.run(self.base, placed).values[name])
 
             return whole
         caught: list[Any] = []
         hook = self.modules[module].register_forward_pre_hook(lambda m, args: caught.append(args))
         try:
-            self.reference.run(self.base, self.edits)
+            self.reference.run(self.base, self.placed)
         finally:
             hook.remove()
-        here = replace(at, call=0) if at.module == module and at.call else at
+        dst = replace(at, call=0) if at.module == module and at.call else at
 
         def off(value: float) -> float:
-            edits = [*self.edits, Edit(mistake, (module,), value)]
-            forced = probes.Hooks(model, {name: here}, self.base)
-            with torch.no_grad(), edited(model, edits), forced as hooks:
-                self.modules[module](*caught[at.call if here is not at else 0])
+            placed = [*self.placed, PlacedHypothesis(hypothesis, (module,), value)]
+            forced = probes.Hooks(model, {name: dst}, self.base)
+            with torch.no_grad(), committing(model, placed), forced as hooks:
+                self.modules[module](*caught[at.call if dst is not at else 0])
             return curves.error(want, bridge.to_numpy(hooks.values[name]))
 
         return off
 
-    def _with(self, edit: Edit, direction: str, names: Sequence[str]) -> float:
+    def _with(self, edit: PlacedHypothesis, direction: str, names: Sequence[str]) -> float:
         """How far these parts are over with one more mistake made."""
-        edits = [*self.edits, edit]
-        over = self._over(direction, edits)
+        placed = [*self.placed, edit]
+        over = self._over(direction, placed)
         worst = float(np.max([over[name] for name in names]))
         if (
-            edit.mistake.rounds and worst <= 1
+            edit.hypothesis.rounds and worst <= 1
         ):  # allowed much is not explained: it must lose as much
-            exact, lost = self._runs(edits)
+            exact, lost = self._runs(placed)
             off = curves.errors(self.forced, exact, direction)
             loss = curves.errors(lost, exact, direction)
             if any(loss[name] > curves.LOSS * off[name] for name in names):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Slip:
+class CacheHypothesis:
     """A mistake of a cache: what it does, and what to change."""
 
     about: str = ""
@@ -27,23 +27,23 @@ class Slip:
     unmasked: bool = False  # slots that are still empty are seen
 
 
-SLIPS = {
-    "cache-offset": Slip(
+CACHE_HYPOTHESES = {
+    "cache-offset": CacheHypothesis(
         "writes a step's keys and values one slot early, over the token before",
         "write at the number of tokens already in the cache",
         early=1,
     ),
-    "cache-late": Slip(
+    "cache-late": CacheHypothesis(
         "writes a step's keys and values one slot late",
         "write at the number of tokens already in the cache",
         early=-1,
     ),
-    "cache-positions": Slip(
+    "cache-positions": CacheHypothesis(
         "counts positions anew in every call, so that each step's angle is that of position 0",
         "positions go on from the number of tokens already in the cache",
         restart=True,
     ),
-    "cache-mask": Slip(
+    "cache-mask": CacheHypothesis(
         "lets a step see the slots that are still empty",
         "mask by the number of tokens in the cache",
         unmasked=True,
@@ -52,25 +52,27 @@ SLIPS = {
 
 
 @torch.no_grad()
-def decode(model: Any, ids: np.ndarray, prefill: int, slip: Slip | None = None) -> np.ndarray:
+def decode(
+    model: Any, ids: np.ndarray, prefill: int, hypothesis: CacheHypothesis | None = None
+) -> np.ndarray:
     """Logits (b v) after the last id: a prefill of that many tokens, then one at a time."""
-    slip = slip or Slip()
+    hypothesis = hypothesis or CacheHypothesis()
     slots = ids.shape[1]
     tokens = torch.from_numpy(ids)
     kept: list[list[Tensor]] = [[] for _ in model.layers]
     x = tokens
     for start, end in [(0, prefill), *((i, i + 1) for i in range(prefill, slots))]:
         t = end - start
-        at = (torch.arange(t) + (0 if slip.restart else start)).expand(len(ids), t)
+        at = (torch.arange(t) + (0 if hypothesis.restart else start)).expand(len(ids), t)
         seen = torch.arange(slots)[None, :] <= start + torch.arange(t)[:, None]
-        if slip.unmasked and start:
+        if hypothesis.unmasked and start:
             seen = torch.ones_like(seen)
-        write = min(max(start - slip.early, 0), slots - t) if start else 0
-        x = model.read(tokens[:, start:end], at)
+        write = min(max(start - hypothesis.early, 0), slots - t) if start else 0
+        x = model.embed_tokens(tokens[:, start:end], at)
         for layer, kv in zip(model.layers, kept, strict=True):
             with _through(layer.attn, kv, write, slots):
                 x = layer(x, at, seen.expand(len(ids), t, slots))
-    return model.say(model.norm(x[:, -1:]))[:, 0].double().numpy()
+    return model.unembed(model.norm(x[:, -1:]))[:, 0].double().numpy()
 
 
 @contextlib.contextmanager
@@ -85,8 +87,8 @@ def _through(m: Any, kv: list[Tensor], write: int, slots: int) -> Iterator[None]
             whole[:, write : write + x.shape[1]] = new
         keys = torch.arange(slots).expand(len(x), slots)
         # Queries are told from keys by their place, which here is not at the end.
-        ago = at[:, :, None] - keys[:, None, :]
-        near = mask & (ago < getattr(m.window, "size", slots))
+        distance = at[:, :, None] - keys[:, None, :]
+        near = mask & (distance < getattr(m.window, "size", slots))
         m.window.__dict__["forward"] = lambda mask: mask
         try:
             return m.mix(q, *kv, at, keys, near)

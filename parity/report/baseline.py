@@ -116,12 +116,12 @@ def _preflight(report: Mapping[str, Any]) -> dict[str, str]:
 def _causes(report: Mapping[str, Any]) -> dict[str, str]:
     """What is known of every suspect, by its place."""
     out = {}
-    for suspect in report["suspects"]:
-        cause = suspect["cause"]
+    for divergence in report["suspects"]:
+        cause = divergence["cause"]
         known = "not known"
         if cause is not None:
             known = f"{cause['name']!r} ({'proven' if cause['proven'] else 'not proven'})"
-        out[f"{place(suspect['part'], suspect['layers'])}, {suspect['direction']}"] = known
+        out[f"{place(divergence['part'], divergence['layers'])}, {divergence['direction']}"] = known
     return out
 
 

@@ -57,8 +57,8 @@ def _given(report: Report, console: Console) -> None:
 
 def _findings(report: Report, console: Console) -> None:
     """What is known of the differences, and what could not have been seen."""
-    for suspect in report.suspects:
-        text = f"suspect: {explanation(suspect)}"
+    for divergence in report.divergences:
+        text = f"suspect: {explanation(divergence)}"
         console.print(text, style="red", markup=False, highlight=False)
     for name, said in readings(report):
         console.print(f"detail: {name}: {said}", style="red", markup=False, highlight=False)

@@ -53,7 +53,7 @@ def page(report: Report, title: str) -> str:
         tone=tone(report),
         verdict=results.verdict(report),
         details=[tensor(detail) for detail in report.details],
-        suspects=[(results.place(s.part, s.layers), s) for s in report.suspects],
+        divergences=[(results.place(s.part, s.layers), s) for s in report.divergences],
         facts=[(name, shown(value)) for name, value in flat(report.environment)],
         brief=brief(report.environment),
         plots=curves(report.points),
@@ -120,11 +120,11 @@ def gradients(points: Sequence[Point]) -> list[Point]:
 
 def over(point: Point) -> float:
     """What is injected in units of the band: NaN is as bad as can be."""
-    if math.isnan(point.injected) or math.isnan(point.band):
+    if math.isnan(point.local_error) or math.isnan(point.band):
         return math.inf
     if point.band:
-        return point.injected / point.band
-    return math.inf if point.injected else 0.0
+        return point.local_error / point.band
+    return math.inf if point.local_error else 0.0
 
 
 def steps(report: Report) -> dict[str, Any] | None:

@@ -61,9 +61,9 @@ def _given(report: Report, suite: ET.Element) -> None:
 
 
 def _why(report: Report, message: str) -> str:
-    first = results.divergence(report)
+    first = results.first_divergence(report)
     lines = [message, f"first divergence at {first}"] if first else [message]
-    lines += [wording.explanation(suspect) for suspect in report.suspects]
+    lines += [wording.explanation(divergence) for divergence in report.divergences]
     return "\n".join([*lines, *(f"{name}: {said}" for name, said in wording.readings(report))])
 
 

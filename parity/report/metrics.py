@@ -156,13 +156,13 @@ class NonFinite:
 def nonfinite(got: Array, want: Array) -> NonFinite:
     """Where the two are not finite."""
     got, want = _pair(got, want)
-    here, there = ~np.isfinite(got), ~np.isfinite(want)
-    both = here & there
+    dst, src = ~np.isfinite(got), ~np.isfinite(want)
+    both = dst & src
     same = both & ((got == want) | (np.isnan(got) & np.isnan(want)))
-    odd = (here | there) & ~same
+    odd = (dst | src) & ~same
     return NonFinite(
-        got=int((here & ~there).sum()),
-        want=int((there & ~here).sum()),
+        got=int((dst & ~src).sum()),
+        want=int((src & ~dst).sum()),
         unlike=int((both & ~same).sum()),
         alike=int(same.sum()),
         at=first(odd) if odd.any() else None,

@@ -88,8 +88,8 @@ def plottable(values: ArrayLike) -> np.ndarray:
     """On a log scale: 0 below all the rest, inf and nan above. What is beyond MOST is cut to it."""
     x = np.array(values, dtype=np.float64)
     x = np.where(np.isfinite(x) & (x > 0), np.clip(x, 1 / MOST, MOST), x)
-    there = x[np.isfinite(x) & (x > 0)]
-    low, high = (there.min(), there.max()) if there.size else (1e-17, 1.0)
+    src = x[np.isfinite(x) & (x > 0)]
+    low, high = (src.min(), src.max()) if src.size else (1e-17, 1.0)
     x = np.where(x <= 0, low / 10, x)
     return np.where(np.isfinite(x), x, high * 100)
 
@@ -131,7 +131,7 @@ def curves(points: Sequence[Point], salt: str) -> str:
 def _label(axes: Axes, points: Sequence[Point], y: np.ndarray, bad: Sequence[int]) -> None:
     """Names the first point out of band, then the worst, wherever there is room."""
     low, high = np.log(axes.get_ylim())
-    worst = sorted(bad[1:], key=lambda i: -np.nan_to_num(points[i].injected, nan=np.inf))
+    worst = sorted(bad[1:], key=lambda i: -np.nan_to_num(points[i].local_error, nan=np.inf))
     taken: list[tuple[float, float, float]] = []
     for i in [bad[0], *worst]:
         text = points[i].probe
@@ -187,10 +187,10 @@ def _power(exponent: float) -> str:
 def heat(rows: Sequence[Sequence[float]], salt: str) -> str | None:
     """Layer by position; 0 is drawn as the least, inf as the most, nan in red. None without any."""
     x = np.array(rows, dtype=np.float64)
-    there = x[np.isfinite(x) & (x > 0)]
-    if x.ndim != 2 or not there.size:
+    src = x[np.isfinite(x) & (x > 0)]
+    if x.ndim != 2 or not src.size:
         return None
-    low, high = np.log10(there.min()), np.log10(there.max())
+    low, high = np.log10(src.min()), np.log10(src.max())
     with np.errstate(divide="ignore"):
         x = np.clip(np.log10(np.maximum(x, 0)), low, high)
     with drawing(salt, min(1.2 + 0.22 * len(x), 7)) as (figure, out):

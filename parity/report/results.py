@@ -58,14 +58,14 @@ class Point:
     part: str  # the name without its layer: "attn.q"
     direction: str  # "forward", "backward" (the cotangent there), "parameter" (its gradient)
     dtype: str
-    accumulated: float
-    injected: float
+    accumulated_error: float
+    local_error: float
     noise: float
     band: float
 
     @property
     def ok(self) -> bool:
-        return bool(self.injected <= self.band)
+        return bool(self.local_error <= self.band)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Divergence:
     """Parts of one kind that inject more than they may, the earliest of them first."""
 
     part: str
@@ -99,7 +99,7 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     preflight: list[Difference] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
-    suspects: list[Suspect] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)  # of what failed (failure_details.py)
     heat: list[list[float]] = field(default_factory=list)  # layer by position: the error of "out"
     trajectory: list[dict[str, Any]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Report:
             "checks": [{**asdict(check), "ok": check.ok} for check in self.checks],
             "preflight": [asdict(difference) for difference in self.preflight],
             "points": [{**asdict(point), "ok": point.ok} for point in self.points],
-            "suspects": [asdict(suspect) for suspect in self.suspects],
+            "suspects": [asdict(divergence) for divergence in self.divergences],
             "details": [{**asdict(d), "reading": reading(d)} for d in self.details],
             "heat": self.heat,
             "trajectory": self.trajectory,
@@ -177,7 +177,7 @@ def verdict(report: Report) -> str:
     if not bad:
         return f"EQUAL: all {len(report.checks)} comparisons hold{provisional}"
     failing = f"{len(bad)} of {len(report.checks)} comparisons fail, first {failure(bad[0])}"
-    first = divergence(report)
+    first = first_divergence(report)
     if first:
         return f"NOT EQUAL: first divergence at {first}. {failing}{provisional}"
     return f"NOT EQUAL: {failing}{provisional}"
@@ -199,14 +199,14 @@ DIRECTIONS = {
 }
 
 
-def divergence(report: Report) -> str | None:
+def first_divergence(report: Report) -> str | None:
     """Where the two sides part first, and why: "layers.3.attn.q: 'rope-base' (proven)"."""
-    if report.suspects:
-        suspect = report.suspects[0]
-        back = suspect.direction == "backward"
-        earliest = suspect.layers[-1:] if back else suspect.layers[:1]
-        where = place(suspect.part, earliest) + DIRECTIONS.get(suspect.direction, "")
-        return f"{where}: {because(suspect)}"
+    if report.divergences:
+        divergence = report.divergences[0]
+        back = divergence.direction == "backward"
+        earliest = divergence.layers[-1:] if back else divergence.layers[:1]
+        where = place(divergence.part, earliest) + DIRECTIONS.get(divergence.direction, "")
+        return f"{where}: {because(divergence)}"
     bad = [point for point in report.points if not point.ok]
     if not bad:
         return None
@@ -217,8 +217,8 @@ def divergence(report: Report) -> str | None:
     return f"{point.probe}{DIRECTIONS.get(point.direction, '')} in {point.dtype}: cause not known"
 
 
-def because(suspect: Suspect) -> str:
-    cause = suspect.cause
+def because(divergence: Divergence) -> str:
+    cause = divergence.cause
     if cause is None:
         return "cause not known"
     return f"{cause.name!r} ({'proven' if cause.proven else 'not proven'})"

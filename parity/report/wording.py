@@ -9,8 +9,8 @@ from jaxtwin.parity.report.details import Detail, reading
 from jaxtwin.parity.report.results import (
     DIRECTIONS,
     Difference,
+    Divergence,
     Report,
-    Suspect,
     because,
     failure,
     number,
@@ -34,16 +34,16 @@ def opposite(report: Report) -> str:
     return f"{against['name']} ({against['kind']})" if against else ""
 
 
-def explanation(suspect: Suspect) -> str:
+def explanation(divergence: Divergence) -> str:
     """One line: where, how much, and what is known of the cause."""
-    where = place(suspect.part, suspect.layers) + DIRECTIONS.get(suspect.direction, "")
-    over = "" if suspect.direction == "given" else f", {number(suspect.worst)} times its band"
-    cause = suspect.cause
+    where = place(divergence.part, divergence.layers) + DIRECTIONS.get(divergence.direction, "")
+    over = "" if divergence.direction == "given" else f", {number(divergence.worst)} times its band"
+    cause = divergence.cause
     if cause is None:
         return f"{where}{over}: cause not known"
     advice = f"; to mend it, {cause.advice}" if cause.advice else ""
     return (
-        f"{where}{over}: {because(suspect)}: the JAX side {cause.about}{advice} "
+        f"{where}{over}: {because(divergence)}: the JAX side {cause.about}{advice} "
         f"(explains {share(cause.explains)} of the error)"
     )
 
@@ -71,7 +71,7 @@ def share(x: float) -> str:
 def complaint(report: Report) -> str:
     """What an assertion says of a report that is not equal, in at most COMPLAINT lines."""
     lines = [verdict(report)]
-    lines += _some([explanation(s) for s in report.suspects], 4)
+    lines += _some([explanation(s) for s in report.divergences], 4)
     lines += _some([given(d) for d in report.preflight], 3)
     bad = [check for check in report.checks if not check.ok]
     lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)

@@ -25,7 +25,7 @@ from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.selftest.faults.base import NoPlace
 from jaxtwin.parity.selftest.tiny_models import arbitrary, shapes, weights
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Wrong
+from jaxtwin.parity.sides.runs import InjectedFault
 
 TOKENS = 24
 CONTROLS, PAIRS = 200, 50
@@ -49,24 +49,24 @@ class Outcome:
 def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any:
     """The diagnosis of a subject; `make(tensors, given)` builds it, the right one by default."""
     from jaxtwin.parity.diagnose.search import diagnose
-    from jaxtwin.parity.sides.runs import Reference, wrong_decoder
+    from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 
     tensors, given = weights(spec, seed), inputs(spec, TOKENS, seed)
-    subject = make(tensors, given) if make else wrong_decoder(spec, tensors, given, None)
+    subject = make(tensors, given) if make else faulty_decoder(spec, tensors, given, None)
     return diagnose(Reference(spec, tensors, given), subject)
 
 
 def fault(name: str, shape: str, spec: Model) -> Outcome | None:
     """One fault in one model; None where the model has no place for it."""
-    from jaxtwin.parity.sides.runs import wrong_decoder
+    from jaxtwin.parity.sides.runs import faulty_decoder
 
     known = FAULTS[name]
     try:
-        found = judge(spec, 3, lambda t, g: wrong_decoder(spec, t, g, known.wrong))
+        found = judge(spec, 3, lambda t, g: faulty_decoder(spec, t, g, known.injected))
     except NoPlace:
         return None
-    causes = {s.cause.name for s in found.suspects if s.cause and s.cause.proven}
-    where = found.suspects[0].part if found.suspects else ""
+    causes = {s.cause.name for s in found.divergences if s.cause and s.cause.proven}
+    where = found.divergences[0].part if found.divergences else ""
     cause = ", ".join(sorted(causes))
     return Outcome(name, shape, not found.equal, where, cause, causes == {known.cause})
 
@@ -112,8 +112,8 @@ def control(seed: int) -> str:
     found = judge(spec, seed, None)
     if found.equal:
         return ""
-    suspects = [(s.part, s.layers, s.direction, s.worst) for s in found.suspects]
-    return f"seed {seed}: error {found.error:.2f}, {suspects}, {to_json(spec)}"
+    divergences = [(s.part, s.layers, s.direction, s.worst) for s in found.divergences]
+    return f"seed {seed}: error {found.error:.2f}, {divergences}, {to_json(spec)}"
 
 
 # ---- two at once --------------------------------------------------------------------------------
@@ -133,7 +133,9 @@ def pair(seed: int) -> dict[str, Any]:
             break
         except NoPlace:  # a model of RMS norms has none for a LayerNorm's faults: two others
             continue
-    got = {(layer, s.cause.name if s.cause else "") for s in found.suspects for layer in s.layers}
+    got = {
+        (layer, s.cause.name if s.cause else "") for s in found.divergences for layer in s.layers
+    }
     want = {(i, FAULTS[one].cause), (j, FAULTS[two].cause)}
     return {
         "faults": {one: i, two: j},
@@ -145,11 +147,11 @@ def pair(seed: int) -> dict[str, Any]:
 
 def two_faults(spec: Model, at: dict[int, str], tensors: Any, given: Any) -> Any:
     """jaxmodel with another fault in each of these layers, and nothing wrong elsewhere."""
-    from jaxtwin.parity.sides.runs import decoder, wrong_model
+    from jaxtwin.parity.sides.runs import decoder, faulty_model
 
-    model: Any = wrong_model(spec, tensors, Wrong())
+    model: Any = faulty_model(spec, tensors, InjectedFault())
     for layer, name in at.items():
-        bad: Any = wrong_model(spec, tensors, FAULTS[name].wrong)
+        bad: Any = faulty_model(spec, tensors, FAULTS[name].injected)
         model.stack.layers[layer] = bad.stack.layers[layer]
     return decoder(model, "unroll", given, jit=False)
 

@@ -38,11 +38,11 @@ from jaxtwin.parity.selftest.wrong_optax import (
     weighed,
 )
 from jaxtwin.parity.table import decoder_table
-from jaxtwin.parity.table.tensors import Tensor, Tensors, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, Tensors, src_shapes
 from jaxtwin.parity.training import adam
-from jaxtwin.parity.training.adam import Seen
-from jaxtwin.parity.training.adam_hypotheses import Suspect, explain
-from jaxtwin.parity.training.single_step import Combine, differences, injected, token_mean
+from jaxtwin.parity.training.adam import ObservedStep
+from jaxtwin.parity.training.adam_hypotheses import Divergence, explain
+from jaxtwin.parity.training.single_step import Combine, differences, local_error, token_mean
 
 
 class Result(NamedTuple):
@@ -104,12 +104,12 @@ def lively(spec: Model, seed: int = 0) -> Tensors:
             if len(shape) == 1
             else rng.normal(0, shape[1] ** -0.5, shape)
         )
-        for name, shape in shapes_there(decoder_table.rows(spec, "scan"))
+        for name, shape in src_shapes(decoder_table.rows(spec, "scan"))
     }
 
 
 @functools.cache
-def reference() -> tuple[Seen, ...]:
+def reference() -> tuple[ObservedStep, ...]:
     """Torch's own steps, which every optimizer is given."""
     from jaxtwin.parity.training.torch_training import observe, random_batches
 
@@ -136,7 +136,7 @@ def tried(fault: OptimizerFault) -> Result:
     spec = tiny()
     with jax.enable_x64(True):
         optimizer = fault.build(CONFIG, STEPS, letters())
-    made = injected(spec, optimizer, reference(), combine=fault.combine)
+    made = local_error(spec, optimizer, reference(), combine=fault.combine)
     where = ""
     for i, (got, want) in enumerate(zip(made, reference(), strict=True), 1):
         off = {
@@ -147,7 +147,7 @@ def tried(fault: OptimizerFault) -> Result:
         if max(off.values()) > 1:
             where = max(off, key=lambda at: off[at])
             break
-    causes = explain(Suspect(adam.Setting.of(spec, CONFIG, STEPS), tuple(made)))
+    causes = explain(Divergence(adam.Setting.of(spec, CONFIG, STEPS), tuple(made)))
     return Result(bool(where), where, causes[0].name if len(causes) == 1 else None)
 
 

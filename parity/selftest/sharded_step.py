@@ -196,9 +196,9 @@ def in_jax(
                 p: _merged(g, merge) if p[-2:] in ("/k", "/v") else g for p, g in grads.items()
             }
         size = None if norm is None else float(norm(grads))
-    here = {path: Tensor.of(np.asarray(g)) for path, g in grads.items()}
-    there = backward(decoder_table.rows(tiny(), "unroll"), here, "the gradient")
-    made = Outcome.of(float(loss[0]), {name: t.read() for name, t in there.items()})
+    dst = {path: Tensor.of(np.asarray(g)) for path, g in grads.items()}
+    src = backward(decoder_table.rows(tiny(), "unroll"), dst, "the gradient")
+    made = Outcome.of(float(loss[0]), {name: t.read() for name, t in src.items()})
     return made if size is None else replace(made, norm=size)
 
 

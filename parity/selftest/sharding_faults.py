@@ -38,16 +38,16 @@ def control() -> Result:
 
 def _tried(made: Outcome) -> Result:
     off = made.off(whole())
-    wrong = [name for name, error in off.items() if not error <= 1]
+    injected = [name for name, error in off.items() if not error <= 1]
     named = [
         name
         for name, outcome in _mistaken().items()
         if all(error <= 1 for error in made.off(outcome).values())
     ]
     return Result(
-        bool(wrong),
-        wrong[0] if wrong else "",
-        named[0] if wrong and len(named) == 1 else None,
+        bool(injected),
+        injected[0] if injected else "",
+        named[0] if injected and len(named) == 1 else None,
     )
 
 

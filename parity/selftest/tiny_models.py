@@ -32,7 +32,7 @@ from jaxtwin.configs.spec import (
     Yarn,
 )
 from jaxtwin.parity.table import decoder_table
-from jaxtwin.parity.table.tensors import Tensor, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, src_shapes
 
 
 def shapes() -> dict[str, Model]:
@@ -54,11 +54,11 @@ def shapes() -> dict[str, Model]:
     attn = GQA(heads=4, kv=2, width=4, rope=Rope(base=500.0, pairs="half"))
     ffn = Glu(hidden=24, act="gelu_tanh")
     block = Block(pre_attn=norm, attn=attn, post_attn=norm, pre_ffn=norm, ffn=ffn, post_ffn=norm)
-    sandwich = replace(base, runs=(Run(blocks=(block,), times=2),), tied=False)
+    sandwich = replace(base, runs=(Run(blocks=(block,), repeats=2),), tied=False)
     layer = LN(eps=1e-3)
     first: Any = base.layers[0]
     block = replace(first, pre_attn=layer, pre_ffn=RMS(eps=1e-3, offset=True))
-    mixed = replace(base, runs=(Run(blocks=(block,), times=2),), norm=layer)
+    mixed = replace(base, runs=(Run(blocks=(block,), repeats=2),), norm=layer)
     return {
         "pre-norm": base,
         "sandwich": sandwich,
@@ -87,7 +87,7 @@ def gpt(base: Model) -> Model:
     )
     ffn = Mlp(hidden=24, act="gelu_tanh", bias=True)
     block = Block(pre_attn=norm, attn=attn, pre_ffn=norm, ffn=ffn)
-    runs = (Run(blocks=(block,), times=2),)
+    runs = (Run(blocks=(block,), repeats=2),)
     more: dict[str, Any] = {
         "position": Learned(),
         "embed_scale": 3.0,
@@ -103,7 +103,7 @@ def of_2017(base: Model) -> Model:
     norm = LN(eps=1e-3)
     ffn = Glu(hidden=24, bias=True)
     block = PostBlock(attn=attn, post_attn=norm, ffn=ffn, post_ffn=norm, alpha=1.5)
-    return replace(base, runs=(Run(blocks=(block,), times=2),), position=Sinusoidal(), norm=norm)
+    return replace(base, runs=(Run(blocks=(block,), repeats=2),), position=Sinusoidal(), norm=norm)
 
 
 YARN = Yarn(factor=4.0, original=16, magnitude=1.2)
@@ -119,7 +119,7 @@ def weights(spec: Model, seed: int) -> dict[str, Tensor]:
             return rng.uniform(0.5, 1.5, shape) - (name in around_zero)
         return rng.normal(0, shape[1] ** -0.5, shape)
 
-    named = shapes_there(decoder_table.rows(spec, "unroll"))
+    named = src_shapes(decoder_table.rows(spec, "unroll"))
     return {name: Tensor.of(one(name, shape)) for name, shape in named}
 
 
@@ -223,7 +223,7 @@ def arbitrary(seed: int) -> Model:
         return one_of(pre, pre, pre, post, output_only)
 
     runs = tuple(
-        Run(blocks=tuple(block() for _ in range(one_of(1, 1, 2))), times=one_of(1, 2))
+        Run(blocks=tuple(block() for _ in range(one_of(1, 1, 2))), repeats=one_of(1, 2))
         for _ in range(one_of(1, 1, 2))
     )
     return Model(

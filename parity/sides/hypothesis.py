@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Hypothesis:
     """One mistake in one kind of module.
 
     `parts` are the probes that show it when every part is fed the reference's input, and `module`
@@ -38,10 +38,10 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Edit:
+class PlacedHypothesis:
     """A mistake at a place: modules by name, and its value."""
 
-    mistake: Mistake
+    hypothesis: Hypothesis
     modules: tuple[str, ...]
     value: Any = None
 
@@ -51,13 +51,13 @@ class Edit:
 
 
 @contextlib.contextmanager
-def edited(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
+def committing(model: nn.Module, placed: Sequence[PlacedHypothesis]) -> Iterator[None]:
     """Within: the model makes these mistakes."""
     saved = [(module, dict(module.__dict__)) for module in model.modules()]
     try:
-        for edit in edits:
+        for edit in placed:
             for name in edit.modules:
-                edit.mistake.edit(model.get_submodule(name), edit.value)
+                edit.hypothesis.edit(model.get_submodule(name), edit.value)
         yield
     finally:
         for module, state in saved:

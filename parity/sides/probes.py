@@ -242,12 +242,12 @@ def jax_runs(
     import jax
     import jax.numpy as jnp
 
-    from jaxtwin.jaxmodel.probe import Slot, looking
+    from jaxtwin.jaxmodel.probe import Slot, probing
 
     def seen(params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
         if not probes:  # nobody asked to see anything
             return apply(params), {}
-        with looking(slots) as eyes:
+        with probing(slots) as eyes:
             output = apply(params)
         return output, dict(eyes.seen)
 
@@ -294,5 +294,5 @@ def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: Tensor.of(np.asarray(x)) for name, x in arrays.items()}
 
 
-def _named(rows: Sequence[Row], here: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    return {name: tensor.read() for name, tensor in backward(rows, _tensors(here), where).items()}
+def _named(rows: Sequence[Row], dst: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in backward(rows, _tensors(dst), where).items()}

@@ -32,7 +32,7 @@ class Reordering:
         for move in [*moves(decoder_table.rows(spec, "unroll")), *moves(probes)]:
             groups = re.findall(r"\([^)]*\)|\S+", axis_ops.sides(move.pattern)[0])
             order = [self._order(g, move.sizes[g]) if g in REORDERED else None for g in groups]
-            self.axes[move.there[0]] = order
+            self.axes[move.src[0]] = order
 
     def _order(self, letter: str, size: int) -> np.ndarray:
         return np.random.default_rng((self.seed, ord(letter), size)).permutation(size)

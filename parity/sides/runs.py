@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxtwin.configs import Model
 from jaxtwin.parity.sides import probes, terms
-from jaxtwin.parity.sides.hypothesis import Edit, edited
+from jaxtwin.parity.sides.hypothesis import PlacedHypothesis, committing
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.probes import Place
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class InjectedFault:
     """What is done to the JAX side alone, to see whether the check notices (see faults.py)."""
 
     spec: Callable[[Model], Model] = lambda spec: spec
@@ -90,7 +90,7 @@ def jax_model(
     tensors: Tensors,
     dtype: str,
     layout: str = "scan",
-    wrong: Wrong | None = None,
+    injected: InjectedFault | None = None,
     remat: str = "none",
 ) -> Decoder:
     """jaxmodel filled through the table; `wrong` makes mistakes on the way."""
@@ -99,14 +99,14 @@ def jax_model(
     from jaxtwin.jaxmodel import abstract
     from jaxtwin.jaxmodel.axes import with_arrays
 
-    wrong = wrong or Wrong()
+    injected = injected or InjectedFault()
     filled = forward(decoder_table.rows(spec, layout), tensors, "the source")
-    values = wrong.weights({path: tensor.read() for path, tensor in filled.items()})
+    values = injected.weights({path: tensor.read() for path, tensor in filled.items()})
     model = with_arrays(
-        abstract(wrong.spec(spec), dtype=dtype, layout=layout, remat=remat),
+        abstract(injected.spec(spec), dtype=dtype, layout=layout, remat=remat),
         {path: jnp.asarray(value).astype(dtype) for path, value in values.items()},
     )
-    wrong.edit(model)
+    injected.edit(model)
     return model
 
 
@@ -208,14 +208,14 @@ class Reference:
         """Where its probes are."""
         return probes.places(self.spec)
 
-    def run(self, forced: Trace | None = None, edits: Sequence[Edit] = ()) -> Trace:
+    def run(self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()) -> Trace:
         """One forward and backward, making the mistakes given."""
         import torch
 
         ids, positions, segments = (
             torch.from_numpy(x) for x in (self.given.ids, self.given.positions, self.given.segments)
         )
-        with edited(self.model, edits) if edits else nullcontext():
+        with committing(self.model, placed) if placed else nullcontext():
             return probes.run_torch(
                 self.model,
                 self.places,
@@ -251,8 +251,8 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
     parameters = decoder_table.rows(spec, layout)
     seen = probes.rows(spec, layout, given.ids.shape)
     arrays = axes.arrays(model)
-    here = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
-    named = backward(parameters, here, "the JAX side")
+    dst = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
+    named = backward(parameters, dst, "the JAX side")
     at = np.nonzero(given.counted)
 
     def apply(params: Mapping[str, Any]) -> Any:
@@ -273,20 +273,22 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
     return Subject(spec, named, run, decode)
 
 
-def wrong_model(
-    spec: Model, tensors: Tensors, wrong: Wrong | None, layout: str = "unroll"
+def faulty_model(
+    spec: Model, tensors: Tensors, injected: InjectedFault | None, layout: str = "unroll"
 ) -> Decoder:
     """jaxmodel in float64 with a mistake in it."""
-    if wrong is not None and layout != "scan":
+    if injected is not None and layout != "scan":
         # Faults in the weights are written for stacked layers; they are made there, and unstacked.
         stacked = decoder_table.rows(spec, "scan")
         arrays = {path: t.read() for path, t in forward(stacked, tensors, "the source").items()}
-        here = {path: Tensor.of(x) for path, x in wrong.weights(arrays).items()}
-        tensors = backward(stacked, here, "the faulty weights")
-        wrong = replace(wrong, weights=lambda arrays: arrays)
-    return jax_model(spec, tensors, "float64", layout, wrong)
+        dst = {path: Tensor.of(x) for path, x in injected.weights(arrays).items()}
+        tensors = backward(stacked, dst, "the faulty weights")
+        injected = replace(injected, weights=lambda arrays: arrays)
+    return jax_model(spec, tensors, "float64", layout, injected)
 
 
-def wrong_decoder(spec: Model, tensors: Tensors, given: Inputs, wrong: Wrong | None) -> Subject:
+def faulty_decoder(
+    spec: Model, tensors: Tensors, given: Inputs, injected: InjectedFault | None
+) -> Subject:
     """The same as a subject that runs operation by operation: for the kill table."""
-    return decoder(wrong_model(spec, tensors, wrong), "unroll", given, jit=False)
+    return decoder(faulty_model(spec, tensors, injected), "unroll", given, jit=False)

@@ -231,8 +231,8 @@ def differences(torch: Snapshot, jax: Snapshot, dtype: str) -> list[Difference]:
     """What is not the same in effect for a comparison in that dtype, the gravest first."""
     found: list[Difference] = []
 
-    def tell(what: str, there: Any, here: Any, about: str) -> None:
-        found.append(Difference(f"setting: {what}", _text(there), _text(here), about))
+    def tell(what: str, src: Any, dst: Any, about: str) -> None:
+        found.append(Difference(f"setting: {what}", _text(src), _text(dst), about))
 
     _modes(torch, jax, tell)
     _dtypes(torch, jax, dtype, tell)
@@ -263,10 +263,10 @@ Tell = Callable[[str, Any, Any, str], None]
 
 
 def _modes(torch: Snapshot, jax: Snapshot, tell: Tell) -> None:
-    there, here = torch["training_parts"], jax["training_parts"]
-    if there or here:
+    src, dst = torch["training_parts"], jax["training_parts"]
+    if src or dst:
         about = "each run draws or updates something; call .eval() on that side"
-        one, other = (", ".join(parts[:3]) if parts else "off" for parts in (there, here))
+        one, other = (", ".join(parts[:3]) if parts else "off" for parts in (src, dst))
         tell("training mode", one, other, about)
 
 
@@ -283,37 +283,37 @@ def _dtypes(torch: Snapshot, jax: Snapshot, dtype: str, tell: Tell) -> None:
         if torch["default_dtype"] != jax["default_dtype"]:
             tell("default dtype", torch["default_dtype"], jax["default_dtype"], about)
     for key, what in (("parameters", "dtypes of the parameters"), ("matmuls", "matmul operands")):
-        there, here = torch[key] or [], jax[key] or []
-        narrow = [[d for d in side if _bits(d) < _bits(dtype)] for side in (there, here)]
+        src, dst = torch[key] or [], jax[key] or []
+        narrow = [[d for d in side if _bits(d) < _bits(dtype)] for side in (src, dst)]
         if any(narrow) and not (key == "matmuls" and torch["autocast"]):
             about = f"narrower than the {dtype} that is compared"
-            tell(what, there or "not read", here or "not read", about)
+            tell(what, src or "not read", dst or "not read", about)
 
 
 def _precisions(torch: Snapshot, jax: Snapshot, tell: Tell) -> None:
     """What makes float32 matmuls compute with fewer digits."""
     asked = jax["matmul_precision"]
     dots = [d for d in jax["dots"] or [] if d not in EXACT_DOTS]
-    here = asked or "default"
+    dst = asked or "default"
     if asked not in (None, *EXACT_DOTS):
         low = True
     elif dots and dots != ["default"]:  # asked within the function
-        here, low = ", ".join(dots), True
+        dst, low = ", ".join(dots), True
     else:  # on a CPU the default is exact
         low = (asked is None or bool(dots)) and jax["device"] != ["cpu"]
-    there = torch["matmul_precision"]
-    low_torch = there not in EXACT or torch["tf32_cuda_matmul"]
-    there += " (TF32 on CUDA)" * torch["tf32_cuda_matmul"]
+    src = torch["matmul_precision"]
+    low_torch = src not in EXACT or torch["tf32_cuda_matmul"]
+    src += " (TF32 on CUDA)" * torch["tf32_cuda_matmul"]
     if low or low_torch:
         mend = [MEND_TORCH] * low_torch + [MEND_JAX] * low
         about = f"float32 products lose digits where the device can; set {' and '.join(mend)}"
-        tell("float32 matmul precision", there, here, about)
+        tell("float32 matmul precision", src, dst, about)
     if torch["mkldnn_matmul"] not in EXACT and not low_torch:
         about = "set torch.backends.mkldnn.matmul.fp32_precision = 'ieee'"
-        tell("float32 matmuls of oneDNN", torch["mkldnn_matmul"], here, about)
+        tell("float32 matmuls of oneDNN", torch["mkldnn_matmul"], dst, about)
     if torch["tf32_cudnn"] and "cuda" in torch["device"]:
         about = "convolutions lose digits; set torch.backends.cudnn.allow_tf32 = False"
-        tell("TF32 in cuDNN", "allowed", here, about)
+        tell("TF32 in cuDNN", "allowed", dst, about)
     if jax["tf32_override"] == "1" or torch["tf32_override"] == "1":
         about = "NVIDIA's libraries use TF32 whatever is asked; take NVIDIA_TF32_OVERRIDE away"
         tell("NVIDIA_TF32_OVERRIDE", torch["tf32_override"], jax["tf32_override"], about)

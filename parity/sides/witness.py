@@ -224,8 +224,8 @@ def _positions(model: Any, given: Inputs) -> dict[str, Any]:
 
     def counted(mask: Any, heads: int, dtype: Any) -> Any:
         slopes = modeling_bloom._get_alibi_slopes(heads, positions.device).to(dtype)
-        ago = positions[:, None, :, None] - positions[:, None, None, :]
-        return (-slopes[:, None, None] * ago).flatten(0, 1)
+        query_key_distance = positions[:, None, :, None] - positions[:, None, None, :]
+        return (-slopes[:, None, None] * query_key_distance).flatten(0, 1)
 
     model.transformer.build_alibi_tensor = counted
     return {}

@@ -154,8 +154,8 @@ def part(
             inside.append(slice(wanted[a][0] - low, wanted[a][1] - low))
     box = read(tuple(bounds)).reshape(lengths)[tuple(inside)]
     taken = {a: high - low for a, (low, high) in wanted.items()}
-    there = {**dict.fromkeys(letters(right), 1), **taken}
-    return rearrange(box, f"{' '.join(letters(left))} -> {right}", there)[tuple(cut)]
+    src = {**dict.fromkeys(letters(right), 1), **taken}
+    return rearrange(box, f"{' '.join(letters(left))} -> {right}", src)[tuple(cut)]
 
 
 def _around(lengths: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:

@@ -43,12 +43,12 @@ def scale(letters: str) -> Row:
     return Row("weight", "weight", merged(letters))
 
 
-def biases(there: bool, letters: Mapping[str, str], sizes: Mapping[str, int]) -> list[Row]:
+def biases(src: bool, letters: Mapping[str, str], sizes: Mapping[str, int]) -> list[Row]:
     """The bias of each named matrix, over these letters; none where there are none."""
     return [
         Row(f"{name}_bias/weight", f"{name}.bias", merged(axes), sizes)
         for name, axes in letters.items()
-        if there
+        if src
     ]
 
 
@@ -63,7 +63,7 @@ def layer_norm(spec: LN, letters: str = "d") -> list[Row]:
 
 def part(name: str, spec: Any, *args: Any) -> list[Row]:
     """The rows of a part under its name, which is the same on both sides."""
-    return [row.within(f"{name}/", f"{name}.", {}) for row in ROWS[type(spec)](spec, *args)]
+    return [row.prefixed(f"{name}/", f"{name}.", {}) for row in ROWS[type(spec)](spec, *args)]
 
 
 def attention(spec: GQA) -> list[Row]:
@@ -157,11 +157,11 @@ def scanned(spec: Model, block: Rows = block) -> list[Row]:
     """
     out, first = [], 0
     for r, run in enumerate(spec.runs):
-        period, times = len(run.blocks), run.times
+        period, times = len(run.blocks), run.repeats
         for at, pattern in enumerate(run.blocks):
             numbers = range(first + at, first + period * times, period)
             out += [
-                row.within(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
+                row.prefixed(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
                 for row in block(pattern)
             ]
         first += period * times
@@ -171,7 +171,7 @@ def scanned(spec: Model, block: Rows = block) -> list[Row]:
 def unrolled(spec: Model, block: Rows = block) -> list[Row]:
     """jaxmodel's layers one by one."""
     return [
-        row.within("stack/layers/{l}/", "layers.{l}.", {"l": [i]})
+        row.prefixed("stack/layers/{l}/", "layers.{l}.", {"l": [i]})
         for i, pattern in enumerate(spec.layers)
         for row in block(pattern)
     ]

@@ -25,18 +25,16 @@ class Row:
     axis. A letter of which one entry is taken may be left out of the side here.
     """
 
-    here: str
-    there: str
+    dst: str
+    src: str
     pattern: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     holes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     take: tuple[str, int, int] | None = None
 
-    def within(self, here: str, there: str, holes: Mapping[str, Sequence[int]]) -> Row:
+    def prefixed(self, dst: str, src: str, holes: Mapping[str, Sequence[int]]) -> Row:
         """The row as part of something: both names prefixed, holes added."""
-        return replace(
-            self, here=here + self.here, there=there + self.there, holes={**holes, **self.holes}
-        )
+        return replace(self, dst=dst + self.dst, src=src + self.src, holes={**holes, **self.holes})
 
     def sized(self, sizes: Mapping[str, int]) -> Row:
         """The row with the sizes that it does not have of its own."""
@@ -44,32 +42,30 @@ class Row:
 
     def moves(self) -> Iterable[Move]:
         """One move for each tensor here."""
-        shared = [h for h in self.holes if "{" + h + "}" in self.here]
+        shared = [h for h in self.holes if "{" + h + "}" in self.dst]
         stacked = [h for h in self.holes if h not in shared]
         for values in itertools.product(*(self.holes[h] for h in shared)):
             at = dict(zip(shared, values, strict=True))
             cells = itertools.product(*(self.holes[h] for h in stacked))
-            there = [
-                self.there.format(**at, **dict(zip(stacked, cell, strict=True))) for cell in cells
-            ]
+            src = [self.src.format(**at, **dict(zip(stacked, cell, strict=True))) for cell in cells]
             stack = tuple(len(self.holes[h]) for h in stacked)
-            here = self.here.format(**at)
-            yield Move(here, tuple(there), self.pattern, self.sizes, stack, self.take)
+            dst = self.dst.format(**at)
+            yield Move(dst, tuple(src), self.pattern, self.sizes, stack, self.take)
 
 
 @dataclass(frozen=True)
 class Move:
     """One tensor here and the one or several there that it is made of, or is a part of."""
 
-    here: str
-    there: tuple[str, ...]
+    dst: str
+    src: tuple[str, ...]
     pattern: str
     sizes: Mapping[str, int]
     stack: tuple[int, ...]
     take: tuple[str, int, int] | None = None
 
     @property
-    def sizes_here(self) -> Mapping[str, int]:
+    def dst_sizes(self) -> Mapping[str, int]:
         """The sizes of what is taken."""
         if self.take is None:
             return self.sizes
@@ -77,35 +73,33 @@ class Move:
         return {**self.sizes, letter: stop - start}
 
     @property
-    def shape_here(self) -> tuple[int, ...]:
-        return self.stack + axis_ops.shape(axis_ops.sides(self.pattern)[1], self.sizes_here)
+    def dst_shape(self) -> tuple[int, ...]:
+        return self.stack + axis_ops.shape(axis_ops.sides(self.pattern)[1], self.dst_sizes)
 
     @property
-    def shape_there(self) -> tuple[int, ...]:
+    def src_shape(self) -> tuple[int, ...]:
         return axis_ops.shape(axis_ops.sides(self.pattern)[0], self.sizes)
 
     @property
-    def axes_there(self) -> list[str]:
+    def src_axes(self) -> list[str]:
         """The letters of the side there."""
         return axis_ops.letters(axis_ops.sides(self.pattern)[0])
 
-    def forward(self, there: np.ndarray) -> np.ndarray:
+    def forward(self, src: np.ndarray) -> np.ndarray:
         """What one tensor there gives to the one here (without the axes of a stack)."""
         if self.take is None:
-            return axis_ops.rearrange(there, self.pattern, self.sizes)
+            return axis_ops.rearrange(src, self.pattern, self.sizes)
         left, right = axis_ops.sides(self.pattern)
-        cut = axis_ops.entries(there, left, self.sizes, self.take)
-        return axis_ops.rearrange(cut, f"{' '.join(self.axes_there)} -> {right}", self.sizes_here)
+        cut = axis_ops.entries(src, left, self.sizes, self.take)
+        return axis_ops.rearrange(cut, f"{' '.join(self.src_axes)} -> {right}", self.dst_sizes)
 
-    def backward(self, here: np.ndarray) -> np.ndarray:
+    def backward(self, dst: np.ndarray) -> np.ndarray:
         """The inverse, where the tensor there is this one's alone."""
-        return axis_ops.rearrange(here, axis_ops.flip(self.pattern), self.sizes)
+        return axis_ops.rearrange(dst, axis_ops.flip(self.pattern), self.sizes)
 
-    def put(self, here: np.ndarray, there: np.ndarray) -> None:
+    def put(self, dst: np.ndarray, src: np.ndarray) -> None:
         """The inverse, where the tensor there is fused of several: this one's entries are set."""
         assert self.take is not None
         left, right = axis_ops.sides(self.pattern)
-        cut = axis_ops.entries(there, left, self.sizes, self.take)
-        cut[...] = axis_ops.rearrange(
-            here, f"{right} -> {' '.join(self.axes_there)}", self.sizes_here
-        )
+        cut = axis_ops.entries(src, left, self.sizes, self.take)
+        cut[...] = axis_ops.rearrange(dst, f"{right} -> {' '.join(self.src_axes)}", self.dst_sizes)

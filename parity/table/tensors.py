@@ -64,7 +64,7 @@ def moves(rows: Iterable[Row]) -> list[Move]:
     return [move for row in rows for move in row.moves()]
 
 
-def shapes_there(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
+def src_shapes(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
     """Every name that the rows have there, with its shape; what several take from, once.
 
     AssertionError if those do not between them take every entry exactly once.
@@ -72,33 +72,33 @@ def shapes_there(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
     table = moves(rows)
     fused = _fused(table)
     return [
-        (name, move.shape_there)
+        (name, move.src_shape)
         for move in table
-        for name in move.there
+        for name in move.src
         if move.take is None or fused[name][0] is move
     ]
 
 
-def forward(rows: Sequence[Row], there: Tensors, where: str) -> dict[str, Tensor]:
+def forward(rows: Sequence[Row], src: Tensors, where: str) -> dict[str, Tensor]:
     """The tensors here, made of those there; a BadInput with every problem if they do not fit.
 
     A fused tensor is kept while its parts are read one after another, in the order given here.
     """
     table = moves(rows)
-    prove(shapes_there(rows), there, where)
+    prove(src_shapes(rows), src, where)
     mixed = [
-        f"  {move.here} stacks tensors of {sorted(dtypes)}"
+        f"  {move.dst} stacks tensors of {sorted(dtypes)}"
         for move in table
-        if len(dtypes := {str(there[name].dtype) for name in move.there}) > 1
+        if len(dtypes := {str(src[name].dtype) for name in move.src}) > 1
     ]
     if mixed:
         raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
-    last = {name: parts[-1].here for name, parts in _fused(table).items()}
+    last = {name: parts[-1].dst for name, parts in _fused(table).items()}
     held: dict[str, np.ndarray] = {}
-    return {move.here: _stacked(move, there, last, held) for move in table}
+    return {move.dst: _stacked(move, src, last, held) for move in table}
 
 
-def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor]:
+def backward(rows: Iterable[Row], dst: Tensors, where: str) -> dict[str, Tensor]:
     """The inverse of `forward`.
 
     A stack is kept while its parts are read one after another, in the order given here, and let go
@@ -106,12 +106,12 @@ def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor
     parts are in are kept alike.
     """
     table = moves(rows)
-    prove([(m.here, m.shape_here) for m in table], here, where)
+    prove([(m.dst, m.dst_shape) for m in table], dst, where)
     fused = _fused(table)
     mixed = [
         f"  {name} is fused of tensors of {sorted(dtypes)}"
         for name, parts in fused.items()
-        if len(dtypes := {str(here[part.here].dtype) for part in parts}) > 1
+        if len(dtypes := {str(dst[part.dst].dtype) for part in parts}) > 1
     ]
     if mixed:
         raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
@@ -119,11 +119,11 @@ def backward(rows: Iterable[Row], here: Tensors, where: str) -> dict[str, Tensor
     apart: dict[str, dict[str, np.ndarray]] = defaultdict(dict)  # several stacks are read in turns
     out: dict[str, Tensor] = {}
     for move in table:
-        for i, name in enumerate(move.there):
+        for i, name in enumerate(move.src):
             if move.take is None:
-                out[name] = _part(move, i, here, held)
+                out[name] = _part(move, i, dst, held)
             elif name not in out:
-                out[name] = _whole(name, fused[name], here, apart)
+                out[name] = _whole(name, fused[name], dst, apart)
     return out
 
 
@@ -131,7 +131,7 @@ def _fused(table: Sequence[Move]) -> dict[str, list[Move]]:
     """The moves that take from each fused tensor there, proven to take every entry once."""
     out: dict[str, list[Move]] = {}
     for move in table:
-        for name in move.there if move.take else ():
+        for name in move.src if move.take else ():
             out.setdefault(name, []).append(move)
     for name, parts in out.items():
         _tiled(name, parts)
@@ -144,9 +144,9 @@ def _tiled(name: str, parts: Sequence[Move]) -> None:
     for move in parts:
         assert move.take is not None
         letter, start, stop = move.take
-        before = move.axes_there[: move.axes_there.index(letter)]
+        before = move.src_axes[: move.src_axes.index(letter)]
         outer = math.prod(move.sizes[a] for a in before)
-        axes.add((move.shape_there, outer, move.sizes[letter]))
+        axes.add((move.src_shape, outer, move.sizes[letter]))
         taken.append((start, stop))
     if len(axes) > 1:
         raise AssertionError(f"the table cuts {name} along different axes: {sorted(axes)}")
@@ -186,7 +186,7 @@ def listed(problems: Sequence[str]) -> str:
 
 
 def _stacked(
-    move: Move, there: Tensors, last: Mapping[str, str], held: dict[str, np.ndarray]
+    move: Move, src: Tensors, last: Mapping[str, str], held: dict[str, np.ndarray]
 ) -> Tensor:
     """One tensor here, filled slot by slot, so that only one source is in memory beside it.
 
@@ -195,24 +195,24 @@ def _stacked(
 
     def whole(name: str) -> np.ndarray:
         if name not in last:
-            return there[name].read()
+            return src[name].read()
         x = held.get(name)
         if x is None:
             held.clear()
-            x = there[name].read()
-        if last[name] == move.here:
+            x = src[name].read()
+        if last[name] == move.dst:
             held.clear()
         else:
             held[name] = x
         return x
 
     def read() -> np.ndarray:
-        parts = (move.forward(whole(name)) for name in move.there)
+        parts = (move.forward(whole(name)) for name in move.src)
         if not move.stack:
             part = next(parts)
             return part if move.take is None else part.copy()  # no view that keeps the whole
-        out = np.empty(move.shape_here, dtype)
-        slots = out.reshape(-1, *move.shape_here[len(move.stack) :])
+        out = np.empty(move.dst_shape, dtype)
+        slots = out.reshape(-1, *move.dst_shape[len(move.stack) :])
         for slot, part in zip(slots, parts, strict=True):
             axis_ops.put(part, slot)
         return out
@@ -223,7 +223,7 @@ def _stacked(
         cells = list(itertools.product(*(range(at.start, at.stop) for at in outer)))
 
         def of(cell: tuple[int, ...]) -> np.ndarray:
-            source = there[move.there[axis_ops.flat(move.stack, cell)]].part
+            source = src[move.src[axis_ops.flat(move.stack, cell)]].part
             return axis_ops.part(source, move.pattern, move.sizes, inner, move.take)
 
         if len(cells) == 1:  # a layer: not copied once more
@@ -233,57 +233,57 @@ def _stacked(
             axis_ops.put(of(cell), slot)
         return out
 
-    dtype = there[move.there[0]].dtype
-    cheap = move.stack or there[move.there[0]].slices
-    return Tensor(move.shape_here, dtype, read, slices if cheap else None)
+    dtype = src[move.src[0]].dtype
+    cheap = move.stack or src[move.src[0]].slices
+    return Tensor(move.dst_shape, dtype, read, slices if cheap else None)
 
 
-def _slot(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
+def _slot(move: Move, i: int, dst: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
     """The i-th of a stack here; `held` keeps the last stack read, if it must be read whole."""
-    if move.stack and here[move.here].slices is not None:
-        return _slot_part(move, i, here, (slice(None),) * len(move.shape_here[len(move.stack) :]))
-    whole = held.get(move.here)
+    if move.stack and dst[move.dst].slices is not None:
+        return _slot_part(move, i, dst, (slice(None),) * len(move.dst_shape[len(move.stack) :]))
+    whole = held.get(move.dst)
     if whole is None:
         held.clear()
-        whole = here[move.here].read()
-    if i + 1 < len(move.there):
-        held[move.here] = whole
+        whole = dst[move.dst].read()
+    if i + 1 < len(move.src):
+        held[move.dst] = whole
     else:
         held.clear()
-    return whole.reshape(-1, *move.shape_here[len(move.stack) :])[i]
+    return whole.reshape(-1, *move.dst_shape[len(move.stack) :])[i]
 
 
-def _slot_part(move: Move, i: int, here: Tensors, index: Index) -> np.ndarray:
+def _slot_part(move: Move, i: int, dst: Tensors, index: Index) -> np.ndarray:
     """The i-th of a stack here at that index of its own axes, nothing else read."""
     at = tuple(slice(n, n + 1) for n in np.unravel_index(i, move.stack)) if move.stack else ()
-    part = here[move.here].part((*at, *index))
+    part = dst[move.dst].part((*at, *index))
     return part.reshape(part.shape[len(at) :])
 
 
-def _part(move: Move, i: int, here: Tensors, held: dict[str, np.ndarray]) -> Tensor:
+def _part(move: Move, i: int, dst: Tensors, held: dict[str, np.ndarray]) -> Tensor:
     """The i-th tensor there that one here is made of."""
 
     def read() -> np.ndarray:
-        return move.backward(_slot(move, i, here, held))
+        return move.backward(_slot(move, i, dst, held))
 
     def slices(index: Index) -> np.ndarray:
-        source = functools.partial(_slot_part, move, i, here)
+        source = functools.partial(_slot_part, move, i, dst)
         return axis_ops.part(source, axis_ops.flip(move.pattern), move.sizes, index)
 
-    cheap = here[move.here].slices
-    return Tensor(move.shape_there, here[move.here].dtype, read, slices if cheap else None)
+    cheap = dst[move.dst].slices
+    return Tensor(move.src_shape, dst[move.dst].dtype, read, slices if cheap else None)
 
 
 def _whole(
-    name: str, parts: Sequence[Move], here: Tensors, held: Mapping[str, dict[str, np.ndarray]]
+    name: str, parts: Sequence[Move], dst: Tensors, held: Mapping[str, dict[str, np.ndarray]]
 ) -> Tensor:
     """A fused tensor there, assembled from its parts here; `held` keeps the stack of each."""
-    shape, dtype = parts[0].shape_there, here[parts[0].here].dtype
+    shape, dtype = parts[0].src_shape, dst[parts[0].dst].dtype
 
     def read() -> np.ndarray:
         out = np.empty(shape, dtype)
         for move in parts:
-            move.put(_slot(move, move.there.index(name), here, held[move.here]), out)
+            move.put(_slot(move, move.src.index(name), dst, held[move.dst]), out)
         return out
 
     return Tensor(shape, dtype, read)

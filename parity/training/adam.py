@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedStep:
     """A step of the side under test, from the reference's own state and gradients."""
 
     before: State
@@ -69,7 +69,7 @@ class Setting:
     steps: int  # the schedule's length
     decayed: frozenset[str]
     stacked: frozenset[str]  # of these the JAX tensor has layers in front
-    here: Mapping[str, str]  # the JAX tensor that each is (a part of)
+    dst: Mapping[str, str]  # the JAX tensor that each is (a part of)
     tied: bool
     embedding: str = "embed.weight"
 
@@ -79,9 +79,9 @@ class Setting:
         return Setting(
             config=config,
             steps=steps,
-            decayed=frozenset(n for m in found if len(m.shape_there) > 1 for n in m.there),
-            stacked=frozenset(n for m in found if m.stack for n in m.there),
-            here={n: m.here for m in found for n in m.there},
+            decayed=frozenset(n for m in found if len(m.src_shape) > 1 for n in m.src),
+            stacked=frozenset(n for m in found if m.stack for n in m.src),
+            dst={n: m.dst for m in found for n in m.src},
             tied=spec.tied,
         )
 
@@ -162,7 +162,7 @@ def gradient(setting: Setting, parts: Sequence[Part], how: How) -> Arrays:
         return whole
     groups: dict[str, Arrays] = {}
     for name, g in whole.items():
-        group = {"global": "", "tensor": name, "here": setting.here[name]}[how.clip]
+        group = {"global": "", "tensor": name, "here": setting.dst[name]}[how.clip]
         groups.setdefault(group, {})[name] = g
     return {n: g for some in groups.values() for n, g in clipped(some, most, how.clip_eps).items()}
 

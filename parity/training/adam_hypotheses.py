@@ -9,22 +9,22 @@ import numpy as np
 
 from jaxtwin.parity.report.results import Cause
 from jaxtwin.parity.training import adam
-from jaxtwin.parity.training.adam import Arrays, How, Seen, Setting
+from jaxtwin.parity.training.adam import Arrays, How, ObservedStep, Setting
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Divergence:
     """Steps of one optimizer, in their order, each from the reference's state and gradients."""
 
     setting: Setting
-    seen: tuple[Seen, ...]
+    seen: tuple[ObservedStep, ...]
 
 
-Ways = Callable[[Suspect], Iterable[tuple[How, str]]]  # each with a number for the text
+Ways = Callable[[Divergence], Iterable[tuple[How, str]]]  # each with a number for the text
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Hypothesis:
     """`about` goes on from "the JAX side ..."; {} in it is the number that was found."""
 
     name: str
@@ -33,39 +33,41 @@ class Mistake:
     ways: Ways
 
 
-MISTAKES: list[Mistake] = []
+HYPOTHESES: list[Hypothesis] = []
 
 
 def mistake(name: str, about: str, advice: str, *ways: How) -> None:
-    MISTAKES.append(Mistake(name, about, advice, lambda suspect: [(how, "") for how in ways]))
+    HYPOTHESES.append(
+        Hypothesis(name, about, advice, lambda divergence: [(how, "") for how in ways])
+    )
 
 
-def fitted(name: str, about: str, advice: str, fit: Callable[[Suspect], Iterable[float]],
+def fitted(name: str, about: str, advice: str, fit: Callable[[Divergence], Iterable[float]],
            how: Callable[[float], How]) -> None:  # fmt: skip
     """A number that is wrong: fitted to what was seen, then tried as it is and rounded."""
 
-    def ways(suspect: Suspect) -> Iterator[tuple[How, str]]:
-        for x in fit(suspect):
+    def ways(divergence: Divergence) -> Iterator[tuple[How, str]]:
+        for x in fit(divergence):
             for digits in (3, 6, 17):
                 if np.isfinite(x):
                     value = float(f"{x:.{digits}g}")
                     yield how(value), f"{value:.6g}"
 
-    MISTAKES.append(Mistake(name, about, advice, ways))
+    HYPOTHESES.append(Hypothesis(name, about, advice, ways))
 
 
-def explain(suspect: Suspect) -> list[Cause]:
+def explain(divergence: Divergence) -> list[Cause]:
     """The mistakes that the steps seen are made with, each of them alone.
 
     Empty where the steps are right, and where no mistake known here makes them. More than one:
     these steps cannot tell them apart, which `about` then says, and none of them is proven.
     """
-    if _made_by(suspect, adam.RIGHT):
+    if _made_by(divergence, adam.RIGHT):
         return []
     found = []
-    for known in MISTAKES:
-        for how, value in known.ways(suspect):
-            if _made_by(suspect, how):
+    for known in HYPOTHESES:
+        for how, value in known.ways(divergence):
+            if _made_by(divergence, how):
                 found.append((known, known.about.format(value)))
                 break
     out = []
@@ -77,11 +79,11 @@ def explain(suspect: Suspect) -> list[Cause]:
     return out
 
 
-def _made_by(suspect: Suspect, how: How) -> bool:
+def _made_by(divergence: Divergence, how: How) -> bool:
     most: Arrays = {}
-    return bool(suspect.seen) and all(
-        adam.agree(adam.step(suspect.setting, seen.before, seen.parts, how, most), seen.made)
-        for seen in suspect.seen
+    return bool(divergence.seen) and all(
+        adam.agree(adam.step(divergence.setting, seen.before, seen.parts, how, most), seen.made)
+        for seen in divergence.seen
     )
 
 
@@ -96,13 +98,13 @@ def _slope(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
     return [xy / xx] if xx else []
 
 
-def _beta(moment: str, power: int) -> Callable[[Suspect], list[float]]:
+def _beta(moment: str, power: int) -> Callable[[Divergence], list[float]]:
     """From new = b old + (1 - b) g^power."""
 
-    def fit(suspect: Suspect) -> list[float]:
+    def fit(divergence: Divergence) -> list[float]:
         def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for seen in suspect.seen:
-                grads = adam.gradient(suspect.setting, seen.parts, adam.RIGHT)
+            for seen in divergence.seen:
+                grads = adam.gradient(divergence.setting, seen.parts, adam.RIGHT)
                 for name, g in grads.items():
                     old, new = getattr(seen.before, moment)[name], getattr(seen.made, moment)[name]
                     size = np.abs(g**power).max() or 1.0  # every tensor counts alike
@@ -113,24 +115,28 @@ def _beta(moment: str, power: int) -> Callable[[Suspect], list[float]]:
     return fit
 
 
-def _right(suspect: Suspect, how: How = adam.RIGHT) -> Iterator[tuple[Seen, adam.Step]]:
-    for seen in suspect.seen:
-        yield seen, adam.step(suspect.setting, seen.before, seen.parts, how)
+def _right(
+    divergence: Divergence, how: How = adam.RIGHT
+) -> Iterator[tuple[ObservedStep, adam.Step]]:
+    for seen in divergence.seen:
+        yield seen, adam.step(divergence.setting, seen.before, seen.parts, how)
 
 
-def _scale(suspect: Suspect) -> list[float]:
+def _scale(divergence: Divergence) -> list[float]:
     found = _slope(
-        (want.update[n], x) for seen, want in _right(suspect) for n, x in seen.made.update.items()
+        (want.update[n], x)
+        for seen, want in _right(divergence)
+        for n, x in seen.made.update.items()
     )
     return [c for c in found if c != 0 and abs(c + 1) > adam.BAND]  # -1 has a name of its own
 
 
-def _decay(suspect: Suspect) -> list[float]:
+def _decay(divergence: Divergence) -> list[float]:
     """From what is left of the update when Adam's own step is taken away."""
 
     def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        setting = suspect.setting
-        for seen, want in _right(suspect, How(decays="none")):
+        setting = divergence.setting
+        for seen, want in _right(divergence, How(decays="none")):
             speed = adam.rate(setting.config, setting.steps, seen.before.count)
             for n in setting.decayed:
                 yield -speed * seen.before.params[n], seen.made.update[n] - want.update[n]
@@ -138,12 +144,12 @@ def _decay(suspect: Suspect) -> list[float]:
     return [c for c in _slope(pairs()) if c > 1e-9]
 
 
-def _clip(suspect: Suspect) -> list[float]:
+def _clip(divergence: Divergence) -> list[float]:
     """The norm of what went into the first moment, where that is less than the gradient's."""
-    b1 = suspect.setting.config.b1
+    b1 = divergence.setting.config.b1
     out = []
-    for seen in suspect.seen:
-        whole = adam.norm(adam.gradient(suspect.setting, seen.parts, How(clip="none")))
+    for seen in divergence.seen:
+        whole = adam.norm(adam.gradient(divergence.setting, seen.parts, How(clip="none")))
         old = seen.before.mu
         size = adam.norm({n: (x - b1 * old[n]) / (1 - b1) for n, x in seen.made.mu.items()})
         if size < whole * (1 - 1e-9):
@@ -151,11 +157,11 @@ def _clip(suspect: Suspect) -> list[float]:
     return out
 
 
-def _eps(suspect: Suspect) -> list[float]:
+def _eps(divergence: Divergence) -> list[float]:
     """From -rate m / (sqrt(v) + eps), where v is smallest and so eps shows most."""
-    setting = suspect.setting
+    setting = divergence.setting
     roots, values = [], []
-    for seen in suspect.seen:
+    for seen in divergence.seen:
         count = seen.before.count + 1
         speed = adam.rate(setting.config, setting.steps, seen.before.count)
         for n, x in seen.made.update.items():

@@ -32,12 +32,12 @@ def to_optax(
     import jax.numpy as jnp
 
     mu, nu, count = from_torch(state)
-    here = [carried(spec, moment, layout) for moment in (mu, nu)]
-    mus, nus = ({path: jnp.asarray(x) for path, x in moment.items()} for moment in here)
+    dst = [carried(spec, moment, layout) for moment in (mu, nu)]
+    mus, nus = ({path: jnp.asarray(x) for path, x in moment.items()} for moment in dst)
     for path, x in mus.items():
-        if x.dtype != here[0][path].dtype:
+        if x.dtype != dst[0][path].dtype:
             raise BadInput(
-                f"torch's moment of {path} is {here[0][path].dtype}, and JAX would make it "
+                f"torch's moment of {path} is {dst[0][path].dtype}, and JAX would make it "
                 f"{x.dtype}: convert within jax.enable_x64(True)"
             )
     return filled(optimizer.init(mus), mus, nus, count)
@@ -98,17 +98,17 @@ def from_optax(spec: Model, state: optax.OptState, layout: str) -> Moments:
         if len(trees) != 1:
             raise BadInput(f"the optax state has {len(trees)} trees called {moment}, not one")
         named = {path: Tensor.of(np.asarray(x)) for path, x in trees[0].items()}
-        there = backward(rows, named, f"the optax state's {moment}")
-        found.append({name: tensor.read() for name, tensor in there.items()})
+        src = backward(rows, named, f"the optax state's {moment}")
+        found.append({name: tensor.read() for name, tensor in src.items()})
     counts = (int(x) for _, x in optax.tree.get_all_with_path(state, "count"))
     return found[0], found[1], _one(counts, "the optax state's parts")
 
 
 def carried(spec: Model, named: Mapping[str, np.ndarray], layout: str) -> dict[str, np.ndarray]:
     """Arrays by torch's names as arrays by JAX's paths."""
-    there = {name: Tensor.of(x) for name, x in named.items()}
+    src = {name: Tensor.of(x) for name, x in named.items()}
     rows = decoder_table.rows(spec, layout)
-    return {path: tensor.read() for path, tensor in forward(rows, there, "the moments").items()}
+    return {path: tensor.read() for path, tensor in forward(rows, src, "the moments").items()}
 
 
 def filled(

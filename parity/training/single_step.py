@@ -14,7 +14,7 @@ from jaxtwin.configs import Model
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensor, backward
 from jaxtwin.parity.training import adam, moments
-from jaxtwin.parity.training.adam import Arrays, Seen
+from jaxtwin.parity.training.adam import Arrays, ObservedStep
 
 Combine = Callable[[Sequence[Any], Sequence[int]], Any]  # summed gradients, targets -> a gradient
 
@@ -26,14 +26,14 @@ def token_mean(grads: Sequence[Any], tokens: Sequence[int]) -> Any:
     return jax.tree.map(lambda *parts: sum(parts) / max(1, sum(tokens)), *grads)
 
 
-def injected(
+def local_error(
     spec: Model,
     optimizer: Any,
-    reference: Sequence[Seen],
+    reference: Sequence[ObservedStep],
     *,
     layout: str = "scan",
     combine: Combine = token_mean,
-) -> list[Seen]:
+) -> list[ObservedStep]:
     """The same steps made by an optax optimizer, each from the reference's state and gradients.
 
     What the optimizer keeps besides the two moments and the count stays its own from step to step.
@@ -41,31 +41,31 @@ def injected(
     import jax
     import jax.numpy as jnp
 
-    def here(named: Arrays) -> dict[str, Any]:
+    def dst(named: Arrays) -> dict[str, Any]:
         return {p: jnp.asarray(x) for p, x in moments.carried(spec, named, layout).items()}
 
     def named(tree: Mapping[str, Any]) -> Arrays:
         back = {path: Tensor.of(np.asarray(x, np.float64)) for path, x in tree.items()}
-        there = backward(decoder_table.rows(spec, layout), back, "the optimizer")
-        return {name: tensor.read() for name, tensor in there.items()}
+        src = backward(decoder_table.rows(spec, layout), back, "the optimizer")
+        return {name: tensor.read() for name, tensor in src.items()}
 
-    out: list[Seen] = []
+    out: list[ObservedStep] = []
     with jax.enable_x64(True):
         state = None
         for seen in reference:
-            params = here(seen.before.params)
+            params = dst(seen.before.params)
             state = optimizer.init(params) if state is None else state
             before = seen.before
-            state = moments.filled(state, here(before.mu), here(before.nu), before.count)
-            grads = combine([here(p.grads) for p in seen.parts], [p.tokens for p in seen.parts])
+            state = moments.filled(state, dst(before.mu), dst(before.nu), before.count)
+            grads = combine([dst(p.grads) for p in seen.parts], [p.tokens for p in seen.parts])
             updates, state = optimizer.update(grads, state, params)
             mu, nu, _ = moments.from_optax(spec, state, layout)
             wide = [{n: np.asarray(x, np.float64) for n, x in m.items()} for m in (mu, nu)]
-            out.append(Seen(before, seen.parts, adam.Step(named(updates), *wide)))
+            out.append(ObservedStep(before, seen.parts, adam.Step(named(updates), *wide)))
     return out
 
 
-def differences(got: Seen, want: Seen) -> dict[str, dict[str, tuple[float, float]]]:
+def differences(got: ObservedStep, want: ObservedStep) -> dict[str, dict[str, tuple[float, float]]]:
     """By "update", "mu", "nu" and by parameter: the relative L2 error, and its band.
 
     torch's update is the difference of its parameters, which were rounded: a small update of a

@@ -17,7 +17,7 @@ from jaxtwin.configs.runs import AdamW
 from jaxtwin.parity.sides import runs, terms
 from jaxtwin.parity.table.tensors import Tensors
 from jaxtwin.parity.training import adam
-from jaxtwin.parity.training.adam import Part, Seen, State
+from jaxtwin.parity.training.adam import Part, ObservedStep, State
 
 IGNORE = -100  # a label that predicts nothing
 
@@ -218,7 +218,7 @@ def observe(
     batches: Sequence[Batch],
     accumulate: int = 1,
     scales: Sequence[float] | None = None,
-) -> list[Seen]:
+) -> list[ObservedStep]:
     """The reference's own steps in float64: each from where it stood, with what it made.
 
     `scales` multiply the batches' losses, so that some gradients are clipped and others are not.
@@ -240,7 +240,7 @@ def observe(
         side.apply()
         after = side.state()
         update = {name: x - before.params[name] for name, x in after.params.items()}
-        out.append(Seen(before, parts, adam.Step(update, after.mu, after.nu)))
+        out.append(ObservedStep(before, parts, adam.Step(update, after.mu, after.nu)))
     return out
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from jaxtwin.configs import BadInput, Model, runs
 from jaxtwin.configs.runs import AdamW
-from jaxtwin.parity.report.results import Cause, Check, Point, Report, Suspect
+from jaxtwin.parity.report.results import Cause, Check, Divergence, Point, Report
 from jaxtwin.parity.table.tensors import Tensors
 from jaxtwin.parity.training import adam
-from jaxtwin.parity.training.adam import Seen
-from jaxtwin.parity.training.adam_hypotheses import Suspect as Steps
+from jaxtwin.parity.training.adam import ObservedStep
+from jaxtwin.parity.training.adam_hypotheses import Divergence as Steps
 from jaxtwin.parity.training.adam_hypotheses import explain
-from jaxtwin.parity.training.single_step import differences, injected
+from jaxtwin.parity.training.single_step import differences, local_error
 from jaxtwin.parity.training.trajectory import DTYPES, Build, Gaps, optimizer, trajectory
 
 KINDS = ("update", "mu", "nu")
@@ -145,7 +145,7 @@ def _alone(
     seen = observe(spec, tensors, plan.config, **given)  # type: ignore[arg-type]
     with jax.enable_x64(True):
         letters = axes.letters(abstract(spec, layout=layout))
-        made = injected(
+        made = local_error(
             spec, (plan.build or optimizer)(plan.config, plan.steps, letters), seen, layout=layout
         )
     points = _points(ends, made, seen)
@@ -153,15 +153,15 @@ def _alone(
     for kind in KINDS:
         worst = max((p for p in points if p.direction == kind), key=_over)
         name = f"optimizer alone, {kind}: {worst.probe}"
-        report.checks.append(Check(name, "float64", worst.injected, worst.band))
+        report.checks.append(Check(name, "float64", worst.local_error, worst.band))
     wrong = [p for p in points if not p.ok]
     if wrong:
         setting = adam.Setting.of(spec, plan.config, plan.steps, layout)
         causes = explain(Steps(setting, tuple(made)))
-        report.suspects.append(_suspect(wrong, causes))
+        report.divergences.append(_suspect(wrong, causes))
 
 
-def _points(ends: Gaps, made: Sequence[Seen], seen: Sequence[Seen]) -> list[Point]:
+def _points(ends: Gaps, made: Sequence[ObservedStep], seen: Sequence[ObservedStep]) -> list[Point]:
     """For each parameter its update and both moments: the step that uses most of its band."""
     from jaxtwin.parity.sides import probes
 
@@ -195,11 +195,11 @@ def _rank(error: float, band: float) -> float:
 
 
 def _over(point: Point) -> float:
-    return _rank(point.injected, point.band)
+    return _rank(point.local_error, point.band)
 
 
-def _suspect(wrong: Sequence[Point], causes: Sequence[Cause]) -> Suspect:
+def _suspect(wrong: Sequence[Point], causes: Sequence[Cause]) -> Divergence:
     """The optimizer; a cause only where one mistake alone makes the same steps."""
     worst = max(map(_over, wrong))
     cause = causes[0] if causes else None
-    return Suspect("optimizer", (), wrong[0].direction, worst, cause)
+    return Divergence("optimizer", (), wrong[0].direction, worst, cause)

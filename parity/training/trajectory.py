@@ -48,7 +48,7 @@ def _compiled(spec: Model, function: Callable[..., Any]) -> Callable[..., Any]:
     """Jitted; for a small model into machine code that is made quickly and runs slowly."""
     import jax
 
-    size = sum(math.prod(m.shape_here) for m in moves(decoder_table.rows(spec)))
+    size = sum(math.prod(m.dst_shape) for m in moves(decoder_table.rows(spec)))
     quick = {"xla_backend_optimization_level": 0} if size < SMALL else None
     return jax.jit(function, compiler_options=quick)
 
@@ -138,9 +138,9 @@ class JaxSide:
 
     def named(self, tree: Mapping[str, Any]) -> Arrays:
         """Arrays by path as float64 arrays by torch's names."""
-        here = {path: Tensor.of(np.asarray(x)) for path, x in tree.items()}
-        there = backward(decoder_table.rows(self.spec, self.layout), here, "the JAX side")
-        return {name: np.asarray(t.read(), np.float64) for name, t in there.items()}
+        dst = {path: Tensor.of(np.asarray(x)) for path, x in tree.items()}
+        src = backward(decoder_table.rows(self.spec, self.layout), dst, "the JAX side")
+        return {name: np.asarray(t.read(), np.float64) for name, t in src.items()}
 
     def state(self) -> State:
         """Everything in float64."""

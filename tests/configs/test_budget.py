@@ -31,11 +31,11 @@ def changed(name: str, **sizes: int) -> Model:
         attn=dataclasses.replace(block.attn, **attn),
         ffn=dataclasses.replace(block.ffn, **ffn),
     )
-    return dataclasses.replace(model, runs=(Run(blocks=(block,), times=run.times),))
+    return dataclasses.replace(model, runs=(Run(blocks=(block,), repeats=run.repeats),))
 
 
 def in_table(spec: Model, layout: str) -> int:
-    return sum(prod(move.shape_here) for move in tensors.moves(decoder_table.rows(spec, layout)))
+    return sum(prod(move.dst_shape) for move in tensors.moves(decoder_table.rows(spec, layout)))
 
 
 def in_jax(spec: Model, layout: str) -> int:
@@ -90,13 +90,13 @@ def test_formula_table_and_both_mirrors_count_alike(name: str) -> None:
 def test_table_has_the_names_and_shapes_of_both_mirrors(name: str) -> None:
     spec = preset(name)
     with torch.device("meta"):
-        there = torchref.Decoder(spec).state_dict()
-    there = {name: tuple(value.shape) for name, value in there.items()}
+        src = torchref.Decoder(spec).state_dict()
+    src = {name: tuple(value.shape) for name, value in src.items()}
     for layout in LAYOUTS:
         moves = tensors.moves(decoder_table.rows(spec, layout))
-        here = axes.arrays(jaxmodel.abstract(spec, layout=layout))
-        assert {m.here: m.shape_here for m in moves} == {k: v.shape for k, v in here.items()}
-        assert {name: m.shape_there for m in moves for name in m.there} == there
+        dst = axes.arrays(jaxmodel.abstract(spec, layout=layout))
+        assert {m.dst: m.dst_shape for m in moves} == {k: v.shape for k, v in dst.items()}
+        assert {name: m.src_shape for m in moves for name in m.src} == src
 
 
 @pytest.mark.parametrize("kv", [1, 2, 3, 4, 6, 12])
@@ -183,7 +183,7 @@ def test_several_runs_and_absent_norms_are_counted() -> None:
         d=4,
         vocab=11,
         max_len=16,
-        runs=(Run(blocks=(plain, other), times=2), Run(blocks=(other,), times=1)),
+        runs=(Run(blocks=(plain, other), repeats=2), Run(blocks=(other,), repeats=1)),
         norm=None,
         tied=False,
     )

@@ -74,13 +74,13 @@ def test_the_published_count_four_ways(name: str) -> None:
     """The arithmetic, the table's rows, and the shapes of both mirrors; none takes memory."""
     spec = preset(name)
     with torch.device("meta"):
-        there = sum(p.numel() for p in torchref.Decoder(spec).parameters())
-    here = axes.arrays(jaxmodel.abstract(spec))
+        src = sum(p.numel() for p in torchref.Decoder(spec).parameters())
+    dst = axes.arrays(jaxmodel.abstract(spec))
     counts = {
         "budget": budget.parameters(spec).total,
-        "table": sum(prod(move.shape_here) for move in tensors.moves(decoder_table.rows(spec))),
-        "jaxmodel": sum(prod(x.shape) for x in here.values()),
-        "torchref": there,
+        "table": sum(prod(move.dst_shape) for move in tensors.moves(decoder_table.rows(spec))),
+        "jaxmodel": sum(prod(x.shape) for x in dst.values()),
+        "torchref": src,
     }
     assert counts == dict.fromkeys(counts, PARAMETERS[name])
 
@@ -171,7 +171,7 @@ def test_gemma2_alternates_and_caps() -> None:
 def test_gemma3_has_five_local_layers_to_a_global_one() -> None:
     """Case 57, as the 1B has it: 22 local layers and 4 global ones, two bases, no scaling."""
     spec = preset("gemma3-1b")
-    assert [(run.times, len(run.blocks)) for run in spec.runs] == [(4, 6), (2, 1)]
+    assert [(run.repeats, len(run.blocks)) for run in spec.runs] == [(4, 6), (2, 1)]
     whole = [i for i, layer in enumerate(spec.layers) if layer.attn.window is None]
     assert whole == [5, 11, 17, 23]
     for i, layer in enumerate(spec.layers):
@@ -180,7 +180,7 @@ def test_gemma3_has_five_local_layers_to_a_global_one() -> None:
         assert attn.qk_norm == QKNorm(norm=spec.norm, over="head")
         assert attn.rope == rope(1_000_000.0 if i in whole else 10_000.0)
         assert attn.window == (None if i in whole else 512)
-    shapes = dict(tensors.shapes_there(decoder_table.rows(spec)))
+    shapes = dict(tensors.src_shapes(decoder_table.rows(spec)))
     assert shapes["layers.0.attn.q.weight"] == (1_024, 1_152)  # 4 heads of 256, and not of 288
 
 

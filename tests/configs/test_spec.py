@@ -54,7 +54,7 @@ WRONG = [
     (GQA, {**HEADS}, "rope"),
     (Glu, {"hidden": 0}, "hidden"),
     (Glu, {"hidden": 8, "act": "relu"}, "act"),
-    (Run, {"blocks": (), "times": 1}, "blocks"),
+    (Run, {"blocks": (), "repeats": 1}, "blocks"),
 ]
 
 
@@ -87,8 +87,8 @@ def test_a_model_refuses(field: str, value: Any) -> None:
 
 
 def test_times_is_positive() -> None:
-    with pytest.raises(pydantic.ValidationError, match="times"):
-        Run(blocks=TINY.runs[0].blocks, times=0)
+    with pytest.raises(pydantic.ValidationError, match="repeats"):
+        Run(blocks=TINY.runs[0].blocks, repeats=0)
 
 
 def test_frozen() -> None:
@@ -112,7 +112,9 @@ def test_llama_width() -> None:
 def test_layers_are_in_the_order_of_computation() -> None:
     (a,) = TINY.runs[0].blocks
     b = dataclasses.replace(a, ffn=Glu(hidden=5))
-    model = dataclasses.replace(TINY, runs=(Run(blocks=(a, b), times=2), Run(blocks=(b,), times=1)))
+    model = dataclasses.replace(
+        TINY, runs=(Run(blocks=(a, b), repeats=2), Run(blocks=(b,), repeats=1))
+    )
     assert model.layers == (a, b, a, b, b)
 
 

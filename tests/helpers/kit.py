@@ -61,12 +61,12 @@ class Golden:
         return Golden(name, path, config, spec, data, weights, grads)
 
 
-def reference_names(there: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def reference_names(src: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The reference's tensors under torchref's names."""
     new = {".n1.": ".pre_attn.", ".n2.": ".pre_ffn.", "blocks.": "layers."}
     new |= {f".{part}.": f".ffn.{part}." for part in ("gate", "up", "down")}
     out = {}
-    for name, value in there.items():
+    for name, value in src.items():
         for old, ours in new.items():
             name = name.replace(old, ours)
         out[name] = value
@@ -98,9 +98,9 @@ def torch_model(spec: Model, values: Mapping[str, np.ndarray] | None = None, see
 
 def to_jax(spec: Model, state: Mapping[str, Any], layout: str = "scan") -> dict[str, np.ndarray]:
     """torchref's tensors (weights or gradients) as jaxmodel's, through the table."""
-    there = bridge.from_state(state)
-    here = tensors.forward(decoder_table.rows(spec, layout), there, "the test's model")
-    return {name: tensor.read() for name, tensor in here.items()}
+    src = bridge.from_state(state)
+    dst = tensors.forward(decoder_table.rows(spec, layout), src, "the test's model")
+    return {name: tensor.read() for name, tensor in dst.items()}
 
 
 def jax_model(model: Any, layout: str = "scan") -> jaxmodel.Decoder:

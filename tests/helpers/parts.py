@@ -83,8 +83,8 @@ class JaxSide:
             replace(row, sizes={"d": d, **row.sizes})
             for row in decoder_table.ROWS[type(spec)](spec)
         ]
-        there = {k: tensors.Tensor.of(v) for k, v in weights.items()}
-        for path, tensor in tensors.forward(rows, there, "the test's weights").items():
+        src = {k: tensors.Tensor.of(v) for k, v in weights.items()}
+        for path, tensor in tensors.forward(rows, src, "the test's weights").items():
             attrgetter(path.replace("/", "."))(part).set_value(jnp.asarray(tensor.read()))
         return part
 
@@ -105,7 +105,7 @@ class JaxSide:
             part = self._part(jax_attention.ATTENTIONS, spec, x.shape[-1], weights)
             start = jnp.zeros((), jnp.int32)
             at = jnp.asarray(positions)
-            seen = cache.Seen(at, at, at.max() + 1, start, jnp.asarray(mask))
+            seen = cache.AttentionContext(at, at, at.max() + 1, start, jnp.asarray(mask))
             return np.asarray(nnx.jit(lambda part, x: part(x, seen, None)[0])(part, jnp.asarray(x)))
 
     def rotate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxtwin.parity.report.results import Cause, Check, Difference, Point, Report, Suspect
+from jaxtwin.parity.report.results import Cause, Check, Difference, Divergence, Point, Report
 
 PARTS = (
     "pre_attn",
@@ -43,7 +43,7 @@ def failing(layers: int = 6, dtypes: tuple[str, ...] = ("float64", "float32")) -
     """The queries of layer 3 are wrong, and everything after them is off."""
     rng = np.random.default_rng(0)
     report = Report(
-        environment=ENVIRONMENT, suspects=[Suspect("attn.q", (3,), "forward", 2.1e11, CAUSE)]
+        environment=ENVIRONMENT, divergences=[Divergence("attn.q", (3,), "forward", 2.1e11, CAUSE)]
     )
     for dtype in dtypes:
         report.points += _points(rng, layers, dtype)
@@ -57,8 +57,8 @@ def failing(layers: int = 6, dtypes: tuple[str, ...] = ("float64", "float32")) -
             Check(
                 f"grad {p.probe}",
                 dtype,
-                p.accumulated,
-                10 * floor if p.accumulated < 1e-5 else budget,
+                p.accumulated_error,
+                10 * floor if p.accumulated_error < 1e-5 else budget,
             )
             for p in report.points
             if (p.direction, p.dtype) == ("parameter", dtype)

@@ -140,7 +140,7 @@ ODD = Model(  # a pattern of two and a remainder: 2 x (a, b) + c
     d=SPEC.d,
     vocab=SPEC.vocab,
     max_len=SPEC.max_len,
-    runs=(Run(blocks=(PATTERN, PATTERN), times=2), Run(blocks=(PATTERN,), times=1)),
+    runs=(Run(blocks=(PATTERN, PATTERN), repeats=2), Run(blocks=(PATTERN,), repeats=1)),
     norm=SPEC.norm,
     tied=False,
 )
@@ -151,9 +151,9 @@ def test_the_other_layout_is_the_one_the_table_gives(tmp_path: Path, old: str, n
     given = values(ODD, old)
     checkpoint.write(tmp_path / "model", ODD, old, given)
     model = checkpoint.load(tmp_path / "model", layout=new)
-    here = {path: tensors.Tensor.of(x) for path, x in given.items()}
-    there = tensors.backward(decoder_table.rows(ODD, old), here, "old")
-    due = tensors.forward(decoder_table.rows(ODD, new), there, "new")
+    dst = {path: tensors.Tensor.of(x) for path, x in given.items()}
+    src = tensors.backward(decoder_table.rows(ODD, old), dst, "old")
+    due = tensors.forward(decoder_table.rows(ODD, new), src, "new")
     found = axes.arrays(model)
     assert found.keys() == due.keys()
     assert all(same(found[path], x.read()) for path, x in due.items())

@@ -86,13 +86,13 @@ def test_bfloat16_cached_is_no_worse_than_uncached(layout: str, length: int) -> 
     is the order of sums.
     """
     spec = small(max_len=300, tied=False)
-    there = kit.torch_model(spec).bfloat16()
+    src = kit.torch_model(spec).bfloat16()
     ids = np.random.default_rng(1).integers(0, 13, (2, length))
     with jax.enable_x64(True):
         exact = torchref.Decoder(spec).double()
-        exact.load_state_dict(there.state_dict())
+        exact.load_state_dict(src.state_dict())
         truth = kit.torch_run(exact, ids)[0][:, -1]
-    model = kit.jax_model(there, layout)
+    model = kit.jax_model(src, layout)
     assert {str(x.dtype) for x in axes.arrays(model).values()} == {"bfloat16"}
     assert {str(x.dtype) for x in jax.tree.leaves(model.start(1, 4).layers)} == {"bfloat16"}
     whole = jax.jit(lambda m, ids: m(ids))(model, jnp.asarray(ids))[:, -1]

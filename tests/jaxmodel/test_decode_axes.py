@@ -36,7 +36,7 @@ assert isinstance(ROPE, Rope)
 
 def of(*attns: GQA, **changes: object) -> Model:
     blocks = tuple(replace(BLOCK, attn=attn) for attn in attns)
-    return replace(BASE, runs=(Run(blocks=blocks, times=2),), **changes)
+    return replace(BASE, runs=(Run(blocks=blocks, repeats=2),), **changes)
 
 
 def scaled(scaling: DynamicNTK | LongRope) -> Model:
@@ -72,40 +72,40 @@ NAMES = [pytest.param(n, marks=() if n in LIGHT else pytest.mark.slow) for n in 
 @pytest.mark.parametrize(("prompt", "chunk"), [(3, 1), (4, 2), (5, 5), (9, 1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_in_chunks_as_at_once(name: str, prompt: int, chunk: int) -> None:
-    there, here = sides(name)
+    src, dst = sides(name)
     with jax.enable_x64(True):
-        read = sample.reader(here, 2, IDS.shape[1])
+        read = sample.reader(dst, 2, IDS.shape[1])
         starts = [0, *range(prompt, IDS.shape[1], chunk), IDS.shape[1]]
         for start, end in itertools.pairwise(starts):
             got = np.asarray(read(IDS[:, start:end]))
             with torch.no_grad():
-                want = there(torch.from_numpy(IDS[:, :end])).numpy()[:, -1]
+                want = src(torch.from_numpy(IDS[:, :end])).numpy()[:, -1]
             assert kit.apart(got, want) <= 1e-13
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_generates_what_torch_generates(name: str) -> None:
-    there, here = sides(name)
+    src, dst = sides(name)
     with jax.enable_x64(True):
-        got = jaxmodel.generate(here, IDS[:, :5], 12)
-    want = torchref.generate(there, torch.from_numpy(IDS[:, :5]), 12).numpy()
+        got = jaxmodel.generate(dst, IDS[:, :5], 12)
+    want = torchref.generate(src, torch.from_numpy(IDS[:, :5]), 12).numpy()
     np.testing.assert_array_equal(got, want)
 
 
 def test_no_cache_is_made_where_none_holds() -> None:
-    _, here = sides("LongRoPE")
-    assert here.steady == 10
+    _, dst = sides("LongRoPE")
+    assert dst.max_cacheable_len == 10
     with pytest.raises(ValueError, match="past 10 tokens the rotary frequencies"):
-        here.start(1, 11)
+        dst.start(1, 11)
 
 
 def test_a_text_read_anew_compiles_once() -> None:
     """Whatever its length by now."""
-    _, here = sides("dynamic NTK")
+    _, dst = sides("dynamic NTK")
     with jax.enable_x64(True):
-        read = sample.reader(here, 2, 20)
+        read = sample.reader(dst, 2, 20)
         read(IDS[:, :5])
-        before = sample.whole._cache_size()
+        before = sample.logits_uncached._cache_size()
         for i in range(5, 14):
             read(IDS[:, i : i + 1])
-        assert sample.whole._cache_size() == before
+        assert sample.logits_uncached._cache_size() == before

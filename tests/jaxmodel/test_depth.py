@@ -93,18 +93,18 @@ def truth() -> Any:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("remat", sorted(REMATS.keys() - {"none"}))
 def test_remat_changes_no_gradient(x64: None, truth: Any, layout: str, remat: str) -> None:
-    there, ids, (logits, loss, grads) = truth
-    values = kit.to_jax(there.spec, there.state_dict(), layout)
+    src, ids, (logits, loss, grads) = truth
+    values = kit.to_jax(src.spec, src.state_dict(), layout)
 
     def build() -> Decoder:
 
-        return Decoder(there.spec, rngs=nnx.Rngs(0), dtype="float64", layout=layout, remat=remat)
+        return Decoder(src.spec, rngs=nnx.Rngs(0), dtype="float64", layout=layout, remat=remat)
 
     model = axes.with_arrays(
         nnx.eval_shape(build), {name: jnp.asarray(x) for name, x in values.items()}
     )
     got = kit.jax_run(model, ids)
-    wanted = kit.to_jax(there.spec, {k: torch.from_numpy(v) for k, v in grads.items()}, layout)
+    wanted = kit.to_jax(src.spec, {k: torch.from_numpy(v) for k, v in grads.items()}, layout)
     assert kit.apart(got[0], logits) <= 1e-13
     assert got[1] == pytest.approx(loss, rel=1e-13)
     assert max(kit.apart(got[2][k], wanted[k]) for k in wanted) <= 1e-12

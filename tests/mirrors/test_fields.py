@@ -44,7 +44,7 @@ from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.diagnose.search import diagnose
 from jaxtwin.parity.selftest.tiny_models import weights
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Reference, wrong_decoder
+from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 from jaxtwin.tests.helpers import kit
 
 NORM = RMS(eps=1e-6)
@@ -94,7 +94,7 @@ BASE = Model(
     embed_scale=2.0,
     position=Learned(),
     embed_norm=NORM,
-    runs=(Run(blocks=(*map(layer, SCALINGS), POST), times=1), Run(blocks=(BLOCK,), times=1)),
+    runs=(Run(blocks=(*map(layer, SCALINGS), POST), repeats=1), Run(blocks=(BLOCK,), repeats=1)),
     norm=NORM,
     tied=False,
     cap=4.0,
@@ -163,7 +163,7 @@ CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
     (PostBlock, "post_ffn"): [(LOUD, "outputs"), (None, "shapes")],
     (PostBlock, "alpha"): [(1.6, "outputs")],
     (Run, "blocks"): [((BLOCK, BLOCK), "shapes")],
-    (Run, "times"): [(2, "shapes"), (3, "shapes")],
+    (Run, "repeats"): [(2, "shapes"), (3, "shapes")],
     (Model, "d"): [(10, "shapes")],
     (Model, "vocab"): [(12, "shapes")],
     (Model, "embed_scale"): [(2.1, "outputs"), (None, "outputs")],
@@ -171,7 +171,7 @@ CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
     (Model, "embed_norm"): [(LOUD, "outputs"), (None, "shapes")],
     (Model, "runs"): [
         (BASE.runs * 2, "shapes"),
-        ((BASE.runs[0], Run(blocks=(OTHER,), times=1)), "outputs"),
+        ((BASE.runs[0], Run(blocks=(OTHER,), repeats=1)), "outputs"),
     ],
     (Model, "norm"): [(LOUD, "outputs"), (None, "shapes")],
     (Model, "tied"): [(True, "shapes")],
@@ -229,23 +229,23 @@ def test_every_activation_and_pairing_is_among_the_changes() -> None:
 
 
 @pytest.fixture(scope="module")
-def there() -> torchref.Decoder:
+def src() -> torchref.Decoder:
     return kit.torch_model(BASE)
 
 
 @pytest.fixture(scope="module")
-def expected(there: torchref.Decoder) -> np.ndarray:
+def expected(src: torchref.Decoder) -> np.ndarray:
     """What both sides compute from the same spec."""
     with torch.no_grad():
-        out = there(torch.from_numpy(IDS)).numpy()
-    assert kit.apart(run_jax(there, BASE), out) <= 1e-13
+        out = src(torch.from_numpy(IDS)).numpy()
+    assert kit.apart(run_jax(src, BASE), out) <= 1e-13
     return out
 
 
-def run_jax(there: torchref.Decoder, spec: Model, base: Model = BASE) -> np.ndarray:
+def run_jax(src: torchref.Decoder, spec: Model, base: Model = BASE) -> np.ndarray:
     """jaxmodel of that spec with the base model's values, operation by operation: it runs once."""
     with jax.enable_x64(True), jax.disable_jit():
-        values = kit.to_jax(base, there.state_dict(), "unroll")
+        values = kit.to_jax(base, src.state_dict(), "unroll")
         empty = jaxmodel.abstract(spec, dtype="float64", layout="unroll")
         model = axes.with_arrays(empty, {k: jnp.asarray(v) for k, v in values.items()})
         return np.asarray(model(jnp.asarray(IDS)))
@@ -264,7 +264,7 @@ def torch_shapes(spec: Model) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(("cls", "field", "value", "where"), CASES)
 def test_changed_in_jaxmodel_alone(
-    there: torchref.Decoder, expected: np.ndarray, cls: type, field: str, value: Any, where: str
+    src: torchref.Decoder, expected: np.ndarray, cls: type, field: str, value: Any, where: str
 ) -> None:
     spec = with_change(BASE, cls, field, value)
     assert spec != BASE
@@ -272,19 +272,19 @@ def test_changed_in_jaxmodel_alone(
         assert jax_shapes(spec) != jax_shapes(BASE)
     else:
         assert jax_shapes(spec) == jax_shapes(BASE)
-        assert kit.apart(run_jax(there, spec), expected) > 1e-7
+        assert kit.apart(run_jax(src, spec), expected) > 1e-7
 
 
 @pytest.mark.parametrize(("cls", "field", "value", "where"), CASES)
 def test_changed_in_torchref_alone(
-    there: torchref.Decoder, expected: np.ndarray, cls: type, field: str, value: Any, where: str
+    src: torchref.Decoder, expected: np.ndarray, cls: type, field: str, value: Any, where: str
 ) -> None:
     spec = with_change(BASE, cls, field, value)
     if where == "shapes":
         assert torch_shapes(spec) != torch_shapes(BASE)
         return
     model = torchref.Decoder(spec).double()
-    model.load_state_dict(there.state_dict())
+    model.load_state_dict(src.state_dict())
     with torch.no_grad():
         assert kit.apart(model(torch.from_numpy(IDS)).numpy(), expected) > 1e-7
 
@@ -304,11 +304,11 @@ def test_the_diagnosis_fails_and_names_the_field(
         preflight = report.preflight
     else:
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-            subject = wrong_decoder(spec, tensors, given, None)
+            subject = faulty_decoder(spec, tensors, given, None)
             found = diagnose(Reference(BASE, tensors, given), subject)
         assert not found.equal
         assert found.error > 1
-        assert found.suspects
+        assert found.divergences
         preflight = found.preflight
     named = {difference.what for difference in preflight}
     assert any(f".{field}" in f".{what.removeprefix('spec: ')}" for what in named), named
@@ -329,25 +329,25 @@ def test_width() -> None:
     """Of a head, which shapes show; and of what turns in it, which the outputs show."""
     attn = GQA(heads=4, kv=2, width=8, rope=Rope(base=100.0, pairs="half"))
     block = dataclasses.replace(BLOCK, attn=attn)
-    spec = dataclasses.replace(BASE, runs=(Run(blocks=(block,), times=1),))
+    spec = dataclasses.replace(BASE, runs=(Run(blocks=(block,), repeats=1),))
     assert torch_shapes(with_change(spec, GQA, "width", 6)) != torch_shapes(spec)
     assert jax_shapes(with_change(spec, GQA, "width", 6)) != jax_shapes(spec)
-    there = kit.torch_model(spec)
+    src = kit.torch_model(spec)
     part = with_change(spec, Rope, "width", 4)
-    want, got = run_jax(there, spec, spec), run_jax(there, part, spec)
+    want, got = run_jax(src, spec, spec), run_jax(src, part, spec)
     assert kit.apart(got, want) > 1e-7
     model = torchref.Decoder(part).double()
-    model.load_state_dict(there.state_dict())
+    model.load_state_dict(src.state_dict())
     with torch.no_grad():
         assert kit.apart(model(torch.from_numpy(IDS)).numpy(), got) <= 1e-13
 
 
 def test_init_std() -> None:
     wide = dataclasses.replace(BASE, init_std=0.04)
-    here = [
+    dst = [
         np.asarray(jax.jit(lambda s=s: jaxmodel.Decoder(s, rngs=nnx.Rngs(0)).embed.weight[...])())
         for s in (BASE, wide)
     ]
-    np.testing.assert_allclose(here[1], 2 * here[0], rtol=1e-6)
-    there = [torchref.Decoder(s).embed.weight.detach().numpy() for s in (BASE, wide)]
-    np.testing.assert_allclose(there[1], 2 * there[0], rtol=1e-6)
+    np.testing.assert_allclose(dst[1], 2 * dst[0], rtol=1e-6)
+    src = [torchref.Decoder(s).embed.weight.detach().numpy() for s in (BASE, wide)]
+    np.testing.assert_allclose(src[1], 2 * src[0], rtol=1e-6)

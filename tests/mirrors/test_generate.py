@@ -291,15 +291,15 @@ def test_rows_that_pad_the_embedding_are_never_chosen() -> None:
     model = kit.torch_model(spec)
     with torch.no_grad():
         model.head.weight[8:] *= 1e3
-    here = kit.jax_model(model.float())
+    dst = kit.jax_model(model.float())
     prompt = np.array([[1, 2, 3]])
-    loud = jaxmodel.generate(here, prompt, 8)
+    loud = jaxmodel.generate(dst, prompt, 8)
     assert (loud[:, 3:] >= 8).any()
-    quiet = jaxmodel.generate(here, prompt, 8, vocab=8)
+    quiet = jaxmodel.generate(dst, prompt, 8, vocab=8)
     assert (quiet < 8).all()
-    there = torchref.generate(model, torch.from_numpy(prompt), 8, vocab=8).numpy()
-    np.testing.assert_array_equal(quiet, there)
-    sampled = jaxmodel.generate(here, prompt, 8, vocab=8, temperature=1.0)
+    src = torchref.generate(model, torch.from_numpy(prompt), 8, vocab=8).numpy()
+    np.testing.assert_array_equal(quiet, src)
+    sampled = jaxmodel.generate(dst, prompt, 8, vocab=8, temperature=1.0)
     assert (sampled < 8).all()
     with pytest.raises(ValueError, match=r"vocab must be in 1 \.\.\. 13, got 14"):
-        jaxmodel.generate(here, prompt, 8, vocab=14)
+        jaxmodel.generate(dst, prompt, 8, vocab=14)

@@ -41,9 +41,9 @@ def fresh() -> dict[str, dict[str, np.ndarray]]:
     out = {}
     for layout in LAYOUTS:
         model = Decoder(SPEC, rngs=nnx.Rngs(0), layout=layout)
-        here = {k: tensors.Tensor.of(np.asarray(v)) for k, v in axes.arrays(model).items()}
-        there = tensors.backward(decoder_table.rows(SPEC, layout), here, "fresh")
-        out[layout] = {name: tensor.read() for name, tensor in there.items()}
+        dst = {k: tensors.Tensor.of(np.asarray(v)) for k, v in axes.arrays(model).items()}
+        src = tensors.backward(decoder_table.rows(SPEC, layout), dst, "fresh")
+        out[layout] = {name: tensor.read() for name, tensor in src.items()}
     return out
 
 
@@ -102,13 +102,13 @@ def test_patterns_start_alike_in_both_layouts() -> None:
     from dataclasses import replace
 
     other = replace(block, ffn=replace(block.ffn, hidden=40))
-    runs = (Run(blocks=(block, other), times=2), Run(blocks=(block,), times=1))
+    runs = (Run(blocks=(block, other), repeats=2), Run(blocks=(block,), repeats=1))
     spec = replace(SPEC, runs=runs)
     values = []
     for layout in LAYOUTS:
         model = Decoder(spec, rngs=nnx.Rngs(3), layout=layout)
-        here = {k: tensors.Tensor.of(np.asarray(v)) for k, v in axes.arrays(model).items()}
-        values.append(tensors.backward(decoder_table.rows(spec, layout), here, "fresh"))
+        dst = {k: tensors.Tensor.of(np.asarray(v)) for k, v in axes.arrays(model).items()}
+        values.append(tensors.backward(decoder_table.rows(spec, layout), dst, "fresh"))
     for name in values[0]:
         np.testing.assert_array_equal(values[0][name].read(), values[1][name].read(), err_msg=name)
 
@@ -120,11 +120,11 @@ def test_seeds(fresh: dict[str, dict[str, np.ndarray]]) -> None:
     np.testing.assert_array_equal(embed(0), fresh["scan"]["embed.weight"])
     assert (embed(1) != embed(0)).any()
 
-    def there(seed: int) -> np.ndarray:
+    def src(seed: int) -> np.ndarray:
         return torchref.Decoder(SPEC, seed=seed).embed.weight.detach().numpy()
 
-    np.testing.assert_array_equal(there(0), there(0))
-    assert (there(1) != there(0)).any()
+    np.testing.assert_array_equal(src(0), src(0))
+    assert (src(1) != src(0)).any()
 
 
 def make(spec: Model, layout: str) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def test_sharded_values_are_the_same(
     placed = {name: split(x.shape) for name, x in shapes.items()}
     values = jax.jit(lambda: make(SPEC, layout), out_shardings=placed)()
     assert len(values["embed/weight"].sharding.device_set) == ways
-    here = {k: tensors.Tensor.of(np.asarray(v)) for k, v in values.items()}
-    there = tensors.backward(decoder_table.rows(SPEC, layout), here, "fresh")
-    for name, tensor in there.items():
+    dst = {k: tensors.Tensor.of(np.asarray(v)) for k, v in values.items()}
+    src = tensors.backward(decoder_table.rows(SPEC, layout), dst, "fresh")
+    for name, tensor in src.items():
         np.testing.assert_array_equal(tensor.read(), fresh[layout][name], err_msg=name)
 
 

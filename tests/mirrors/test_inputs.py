@@ -226,5 +226,5 @@ def test_presets_agree_on_ragged_packed_rows(name: str) -> None:
         logits, loss, grads = kit.jax_run(twin, ids, **more)
     assert kit.apart(logits, wanted[0]) <= 1e-13
     assert loss == pytest.approx(wanted[1], rel=1e-13)
-    there = kit.to_jax(spec, {k: torch.from_numpy(v) for k, v in wanted[2].items()})
-    assert max(kit.apart(grads[k], there[k]) for k in there) <= 1e-12
+    src = kit.to_jax(spec, {k: torch.from_numpy(v) for k, v in wanted[2].items()})
+    assert max(kit.apart(grads[k], src[k]) for k in src) <= 1e-12

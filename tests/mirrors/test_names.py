@@ -98,17 +98,17 @@ def names(path: Path) -> list[str]:
 
 
 def test_the_same_files() -> None:
-    here = {path.name for path in JAX.glob("*.py")} - ONLY_JAX_FILES
-    assert here == {path.name for path in TORCH.glob("*.py")}
+    dst = {path.name for path in JAX.glob("*.py")} - ONLY_JAX_FILES
+    assert dst == {path.name for path in TORCH.glob("*.py")}
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in TORCH.glob("*.py")))
 def test_the_same_names_in_the_same_order(file: str) -> None:
     alone, there_alone = ONLY_JAX.get(file, {}), ONLY_TORCH.get(file, {})
-    here, there = names(JAX / file), names(TORCH / file)
-    assert set(alone) <= set(here), "a difference is listed that is none"
-    assert set(there_alone) <= set(there), "a difference is listed that is none"
-    assert [n for n in here if n not in alone] == [n for n in there if n not in there_alone]
+    dst, src = names(JAX / file), names(TORCH / file)
+    assert set(alone) <= set(dst), "a difference is listed that is none"
+    assert set(there_alone) <= set(src), "a difference is listed that is none"
+    assert [n for n in dst if n not in alone] == [n for n in src if n not in there_alone]
 
 
 def docs(path: Path) -> dict[str, str]:
@@ -121,10 +121,10 @@ def docs(path: Path) -> dict[str, str]:
     "file", ["attention.py", "block.py", "cap.py", "ffn.py", "norm.py", "position.py"]
 )
 def test_a_part_is_described_alike(file: str) -> None:
-    here = {
+    dst = {
         name: doc for name, doc in docs(JAX / file).items() if name not in ONLY_JAX.get(file, {})
     }
-    assert here == docs(TORCH / file)
+    assert dst == docs(TORCH / file)
 
 
 def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
@@ -139,15 +139,15 @@ def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
         (jax_ffn.FFNS, torch_ffn.FFNS),
         (jax_block.BLOCKS, torch_block.BLOCKS),
     ]
-    for here, there in rooms:
-        assert here.keys() == there.keys()
-        for part, builder in here.items():
-            assert builder.__name__.lower() == there[part].__name__.lower()
-    for name, here in vars(jax_decoder).items():  # CAPS, SCALES: keyed by the kind of a number
-        if name.isupper() and isinstance(here, dict) and name in vars(torch_decoder):
-            assert here.keys() == vars(torch_decoder)[name].keys()
+    for dst, src in rooms:
+        assert dst.keys() == src.keys()
+        for part, builder in dst.items():
+            assert builder.__name__.lower() == src[part].__name__.lower()
+    for name, dst in vars(jax_decoder).items():  # CAPS, SCALES: keyed by the kind of a number
+        if name.isupper() and isinstance(dst, dict) and name in vars(torch_decoder):
+            assert dst.keys() == vars(torch_decoder)[name].keys()
     assert jax_attention.WINDOWS.keys() == torch_attention.WINDOWS.keys()
-    assert set().union(*(here for here, _ in rooms)) == decoder_table.ROWS.keys()
+    assert set().union(*(dst for dst, _ in rooms)) == decoder_table.ROWS.keys()
     assert set(decoder_table.ROWS) - {type(None)} == set(configs.spec.PARTS)
     assert jax_decoder.HEADS.keys() == torch_decoder.HEADS.keys() == decoder_table.HEADS.keys()
     assert jax_position.PAIRS.keys() == torch_position.PAIRS.keys()

@@ -69,8 +69,8 @@ def test_layer_norm_is_torchs_own(side: Side, dtype: type) -> None:
     weight, bias = (rng.normal(1, 0.5, size=24).astype(dtype) for _ in range(2))
 
     def kernel(kind: torch.dtype) -> np.ndarray:
-        there = [bridge.to_torch(a).to(kind) for a in (x, weight, bias)]
-        return bridge.to_numpy(functional.layer_norm(there[0], (24,), there[1], there[2], 1e-5))
+        src = [bridge.to_torch(a).to(kind) for a in (x, weight, bias)]
+        return bridge.to_numpy(functional.layer_norm(src[0], (24,), src[1], src[2], 1e-5))
 
     truth, theirs = kernel(torch.float64), kernel(bridge.to_torch(x).dtype)
     got = side.norm(LN(eps=1e-5), {"weight": weight, "bias.weight": bias}, x)
@@ -113,9 +113,9 @@ def test_jacobian() -> None:
         for derivative in (jax.jacfwd, jax.jacrev):
             np.testing.assert_allclose(derivative(part)(jnp.asarray(x)), expected, atol=1e-15)
 
-    there = torch_norm.RMSNorm(RMS(eps=eps), d).double()
-    there.weight.data = torch.from_numpy(g)
-    got = torch.autograd.functional.jacobian(there, torch.from_numpy(x))
+    src = torch_norm.RMSNorm(RMS(eps=eps), d).double()
+    src.weight.data = torch.from_numpy(g)
+    got = torch.autograd.functional.jacobian(src, torch.from_numpy(x))
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-15)
 
 

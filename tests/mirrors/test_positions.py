@@ -89,14 +89,14 @@ def embedded(spec: Model, ids: np.ndarray, positions: np.ndarray) -> tuple[np.nd
     """What both mirrors' first layer is given, in float64, and the embedding's rows."""
     model = kit.torch_model(spec)
     with torch.no_grad():
-        there = model.read(torch.from_numpy(ids), torch.from_numpy(positions)).numpy()
+        src = model.read(torch.from_numpy(ids), torch.from_numpy(positions)).numpy()
     with jax.enable_x64(True):
-        from jaxtwin.jaxmodel.cache import Seen
+        from jaxtwin.jaxmodel.cache import AttentionContext
 
-        seen = Seen(*(jax.numpy.asarray(x) for x in (positions, positions, 0, 0, 0)))
-        here = np.asarray(kit.jax_model(model).read(jax.numpy.asarray(ids), seen))
-    np.testing.assert_allclose(here, there, rtol=1e-14, atol=1e-14)
-    return there, model
+        seen = AttentionContext(*(jax.numpy.asarray(x) for x in (positions, positions, 0, 0, 0)))
+        dst = np.asarray(kit.jax_model(model).read(jax.numpy.asarray(ids), seen))
+    np.testing.assert_allclose(dst, src, rtol=1e-14, atol=1e-14)
+    return src, model
 
 
 def test_sinusoidal_and_learned_positions_are_added() -> None:
@@ -133,10 +133,10 @@ def test_the_embedding_scale_is_rounded_to_the_dtype(d: int, rounded: float) -> 
     for dtype, scale in ((ml_dtypes.bfloat16, rounded), (np.float32, np.float32(exact))):
         one = x.astype(dtype)
         want = (one.astype(np.float64) * float(scale)).astype(dtype)
-        here = np.asarray(JaxScale(exact)(jax.numpy.asarray(one)))
-        there = bridge.to_numpy(TorchScale(exact)(bridge.to_torch(one)))
-        np.testing.assert_array_equal(here.astype(np.float64), want.astype(np.float64))
-        np.testing.assert_array_equal(there.astype(np.float64), want.astype(np.float64))
+        dst = np.asarray(JaxScale(exact)(jax.numpy.asarray(one)))
+        src = bridge.to_numpy(TorchScale(exact)(bridge.to_torch(one)))
+        np.testing.assert_array_equal(dst.astype(np.float64), want.astype(np.float64))
+        np.testing.assert_array_equal(src.astype(np.float64), want.astype(np.float64))
 
 
 @pytest.mark.parametrize("position", [Learned(), None])
@@ -145,15 +145,15 @@ def test_a_position_beyond_the_table_is_refused(position: Any) -> None:
     spec = replace(BASE, position=position)
     ids = np.zeros((1, 2), np.int64)
     far = np.array([[0, spec.max_len]])
-    there, here = torchref.Decoder(spec), jaxmodel.Decoder(spec, rngs=nnx.Rngs(0))
+    src, dst = torchref.Decoder(spec), jaxmodel.Decoder(spec, rngs=nnx.Rngs(0))
     if position is None:
-        there(torch.from_numpy(ids), positions=torch.from_numpy(far))
-        here(ids, positions=far)
+        src(torch.from_numpy(ids), positions=torch.from_numpy(far))
+        dst(ids, positions=far)
         return
     with pytest.raises(ValueError, match=r"positions must be in 0 \.\.\. 63, got 64"):
-        there(torch.from_numpy(ids), positions=torch.from_numpy(far))
+        src(torch.from_numpy(ids), positions=torch.from_numpy(far))
     with pytest.raises(ValueError, match=r"positions must be in 0 \.\.\. 63, got 64"):
-        here(ids, positions=far)
+        dst(ids, positions=far)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_left_padding_changes_nothing(position: Any, rope: Any, relative: Any) -
     """[0 0 5 6 7] with positions from the mask is [5 6 7] (case 76)."""
     (block,) = BASE.runs[0].blocks
     attn = replace(block.attn, rope=block.attn.rope if rope else None, relative=relative)
-    runs = (Run(blocks=(replace(block, attn=attn),), times=2),)
+    runs = (Run(blocks=(replace(block, attn=attn),), repeats=2),)
     model = kit.torch_model(replace(BASE, position=position, runs=runs))
     short, padded = np.array([[5, 6, 7]]), np.array([[0, 0, 5, 6, 7]])
     where = {"positions": np.array([[0, 0, 0, 1, 2]]), "segments": np.array([[0, 0, 1, 1, 1]])}
@@ -178,5 +178,5 @@ def test_left_padding_changes_nothing(position: Any, rope: Any, relative: Any) -
     off = kit.apart(without.numpy()[:, 2:], want)
     assert off > 1e-2 if isinstance(position, Learned) else off <= 1e-13
     with jax.enable_x64(True):
-        here = np.asarray(kit.jax_model(model)(padded, **where))
-    assert kit.apart(here[:, 2:], want) <= 1e-13
+        dst = np.asarray(kit.jax_model(model)(padded, **where))
+    assert kit.apart(dst[:, 2:], want) <= 1e-13

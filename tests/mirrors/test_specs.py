@@ -38,7 +38,7 @@ from jaxtwin.configs.shrink import shrunk
 from jaxtwin.configs.spec import from_json, to_json
 from jaxtwin.parity.sides.terms import Watch, relative
 from jaxtwin.parity.table import decoder_table
-from jaxtwin.parity.table.tensors import Tensor, backward, forward, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, backward, forward, src_shapes
 from jaxtwin.tests.helpers import kit
 
 SMALL = st.sampled_from
@@ -159,7 +159,7 @@ def models(draw: Any) -> Model:
             st.builds(
                 Run,
                 blocks=st.lists(blocks(), min_size=1, max_size=2).map(tuple),
-                times=SMALL([1, 2, 3]),
+                repeats=SMALL([1, 2, 3]),
             ),
             min_size=1,
             max_size=2,
@@ -198,8 +198,8 @@ def agree(spec: Model, layout: str, seed: int) -> None:
         got = kit.jax_run(kit.jax_model(model, layout), ids, **where)
     assert kit.apart(got[0], logits) <= 1e-13
     assert got[1] == pytest.approx(loss, rel=1e-13)
-    here = {name: Tensor.of(grad) for name, grad in got[2].items()}
-    back = backward(decoder_table.rows(spec, layout), here, "the gradients")
+    dst = {name: Tensor.of(grad) for name, grad in got[2].items()}
+    back = backward(decoder_table.rows(spec, layout), dst, "the gradients")
     assert back.keys() == grads.keys()
     errors = {n: relative(back[n].read(), grad, terms.get(n)) for n, grad in grads.items()}
     assert max(errors.values()) <= 1e-12, errors
@@ -223,12 +223,12 @@ def test_many_specs(spec: Model, layout: str, seed: int) -> None:
 def test_a_spec_shrinks_and_its_weights_go_both_ways(spec: Model) -> None:
     """Through either layout of the table and back, bit for bit; and no decision is lost."""
     small = shrunk(spec)
-    for there, here in ((a, b) for a, b in zip(spec.runs, small.runs, strict=True)):
-        kinds = [decisions(block) for block in there.blocks]
-        assert kinds == [decisions(block) for block in here.blocks]
+    for src, dst in ((a, b) for a, b in zip(spec.runs, small.runs, strict=True)):
+        kinds = [decisions(block) for block in src.blocks]
+        assert kinds == [decisions(block) for block in dst.blocks]
     assert shrunk(small) == small
     rng = np.random.default_rng(0)
-    named = shapes_there(decoder_table.rows(small, "unroll"))
+    named = src_shapes(decoder_table.rows(small, "unroll"))
     weights = {name: Tensor.of(rng.normal(size=shape)) for name, shape in named}
     for layout in ("scan", "unroll"):
         rows = decoder_table.rows(small, layout)

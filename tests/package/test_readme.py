@@ -176,7 +176,7 @@ SCALED = replace(
                     ),
                 ),
             ),
-            times=1,
+            repeats=1,
         )
         for scaling in SCALINGS
     ),
@@ -194,7 +194,7 @@ DEEPNORM = replace(
                     alpha=1.5,
                 ),
             ),
-            times=2,
+            repeats=2,
         ),
     ),
 )

@@ -121,7 +121,7 @@ def test_what_is_a_matrix_in_torch_decays(name: str, layout: str) -> None:
     model = abstract(spec, layout=layout)
     found = optim.decayed(axes.letters(model))
     due = {
-        move.here: len(move.shape_there) > 1
+        move.dst: len(move.src_shape) > 1
         for row in decoder_table.rows(spec, layout)
         for move in row.moves()
     }

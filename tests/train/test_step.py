@@ -102,8 +102,8 @@ def test_the_recorded_loss_and_gradients(
         assert kit.apart(grads[path], grad) <= 1e-12, path
 
 
-def torch_state(there: Any) -> dict[str, torch.Tensor]:
-    return {k: torch.from_numpy(np.array(v)) for k, v in kit.reference_names(there).items()}
+def torch_state(src: Any) -> dict[str, torch.Tensor]:
+    return {k: torch.from_numpy(np.array(v)) for k, v in kit.reference_names(src).items()}
 
 
 @pytest.fixture(scope="module")

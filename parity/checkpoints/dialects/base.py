@@ -40,12 +40,12 @@ class Dialect:
 
     def rows(self, spec: Model) -> list[Row]:
         """The rows of that model, or a BadInput with every tensor that has no place here."""
-        known = {row.here: row for row in self.naming}
+        known = {row.dst: row for row in self.naming}
         out, homeless = [], []
         for ours in decoder_table.rows(spec, "unroll"):
-            row = known.get(ours.there)
+            row = known.get(ours.src)
             if row is None:
-                homeless.append(ours.there.format(**{h: v[0] for h, v in ours.holes.items()}))
+                homeless.append(ours.src.format(**{h: v[0] for h, v in ours.holes.items()}))
                 continue
             theirs, ordered = self._heads(spec, ours)
             pattern = row.pattern.format(theirs=theirs, ours=ordered)
@@ -68,9 +68,9 @@ class Dialect:
             )
         return PAIRED[self.pairs], PAIRED[attn.rope.pairs]
 
-    def published(self, here: str) -> str:
+    def published(self, dst: str) -> str:
         """The published name of a tensor outside the layers, e.g. "embed.weight"."""
-        return next(row.there for row in self.naming if row.here == here)
+        return next(row.src for row in self.naming if row.dst == dst)
 
 
 class Fields:
@@ -138,11 +138,11 @@ class Fields:
     def spelling(self, *keys: str) -> str:
         """Which of several names of one setting is there; those that are must agree."""
         self.taken |= set(keys)
-        there = [key for key in keys if self.given.get(key) is not None]
-        if any(self.given[key] != self.given[there[0]] for key in there):
-            listed = ", ".join(f"{key}={said(self.given[key])}" for key in there)
+        src = [key for key in keys if self.given.get(key) is not None]
+        if any(self.given[key] != self.given[src[0]] for key in src):
+            listed = ", ".join(f"{key}={said(self.given[key])}" for key in src)
             self.problems.append(f"spellings of one setting disagree: {listed}")
-        return there[0] if there else keys[0]
+        return src[0] if src else keys[0]
 
     def _take(self, key: str, absent: Any, good: Any, kind: str, null: Any = ANY) -> Any:
         self.taken.add(key)

@@ -18,21 +18,21 @@ from jaxtwin.parity.table.row import Row
 LAYER = "blk.{l}."
 
 
-def _heads(here: str, there: str, heads: str) -> tuple[Row, Row]:
+def _heads(dst: str, src: str, heads: str) -> tuple[Row, Row]:
     """A projection's rows and bias, in the order of its rotary pairs."""
     axes = f"({heads} {{theirs}})", f"({heads} {{ours}})"
     return (
         Row(
-            f"layers.{{l}}.attn.{here}.weight",
-            f"{LAYER}{there}.weight",
+            f"layers.{{l}}.attn.{dst}.weight",
+            f"{LAYER}{src}.weight",
             "{} d -> {} d".format(*axes),
         ),
-        Row(f"layers.{{l}}.attn.{here}.bias", f"{LAYER}{there}.bias", "{} -> {}".format(*axes)),
+        Row(f"layers.{{l}}.attn.{dst}.bias", f"{LAYER}{src}.bias", "{} -> {}".format(*axes)),
     )
 
 
-def _layer(here: str, there: str, pattern: str) -> Row:
-    return Row("layers.{l}." + here, LAYER + there, pattern)
+def _layer(dst: str, src: str, pattern: str) -> Row:
+    return Row("layers.{l}." + dst, LAYER + src, pattern)
 
 
 NAMING = (

@@ -193,7 +193,7 @@ def _decisions(spec: Model) -> dict[str, Any]:
 
     whole = to_json(spec)
     runs = whole.pop("runs")
-    layers = [block for run in runs for block in run["blocks"] * run["times"]]
+    layers = [block for run in runs for block in run["blocks"] * run["repeats"]]
     out = walk("model", whole)
     for i, block in enumerate(layers):
         attn = block["attn"]

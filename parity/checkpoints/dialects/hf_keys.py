@@ -192,7 +192,7 @@ def depth(fields: Fields, key: str) -> int:
     """How many layers; 0 and a problem where no machine could list them."""
     layers = fields.whole(key) or 0
     if layers > MOST:
-        fields.problems.append(f"{key}: times={layers} is more than {MOST} repetitions")
+        fields.problems.append(f"{key}: repeats={layers} is more than {MOST} repetitions")
         return 0
     return int(layers)
 
@@ -232,8 +232,8 @@ def first_layer(spec: Model, name: str, ffn: type, *, turns: bool = True) -> Blo
         "rotary positions": not turns or block.attn.rope is not None,
         "a final norm": spec.norm is not None,
     }
-    for what, there in wanted.items():
-        if not there:
+    for what, src in wanted.items():
+        if not src:
             raise BadInput(f"a Hugging Face {name} always has {what}, and this model does not")
     assert isinstance(block, Block)
     return block
@@ -265,9 +265,9 @@ def runs(layers: Sequence[Block | PostBlock]) -> tuple[Run, ...]:
     )
     if period == n:
         period = next((i for i in range(n) if layers[i] != layers[0]), n)
-        return (Run(blocks=(layers[0],), times=period), *runs(layers[period:]))
+        return (Run(blocks=(layers[0],), repeats=period), *runs(layers[period:]))
     times = n // period
-    first = Run(blocks=tuple(layers[:period]), times=times)
+    first = Run(blocks=tuple(layers[:period]), repeats=times)
     return (first, *runs(layers[period * times :]))
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from torch import nn
 
-from jaxtwin.parity.sides.hypothesis import Mistake
+from jaxtwin.parity.sides.hypothesis import Hypothesis
 
 Forward = Callable[..., Any]  # what a module did before it was edited
 ANY = "*"  # any part whose module the mistake can be made in
 
 
-MISTAKES: list[Mistake] = []
+HYPOTHESES: list[Hypothesis] = []
 
 
 def add(name: str, about: str, advice: str, parts: Any, module: str, edit: Any, **how: Any) -> None:
     """One more mistake of the catalogue; fixed ones are tried before those with a value to fit."""
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
-    MISTAKES.append(Mistake(name, about, advice, parts, module, edit, **how))
+    HYPOTHESES.append(Hypothesis(name, about, advice, parts, module, edit, **how))
 
 
 def calling(call: Callable[..., Any]) -> Callable[[nn.Module, Any], None]:

@@ -52,7 +52,7 @@ def _alpha(block: Any) -> None:
 add(
     "window-missing",
     "no window where there is one",
-    edit=calling("Window", lambda w, self, seen: seen.mask),
+    edit=calling("Window", lambda w, self, context: context.mask),
 )
 add(
     "window-size",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtwin.parity.sides.runs import Wrong
+from jaxtwin.parity.sides.runs import InjectedFault
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fault:
 
     about: str
     cause: str
-    wrong: Wrong
+    injected: InjectedFault
     layered: bool  # it can be made in one layer alone
 
 
@@ -34,4 +34,4 @@ def add(name: str, about: str, cause: str = "", *, layered: bool = True, **how: 
     """One more fault; its cause has the same name unless another is given."""
     if name in FAULTS:
         raise ValueError(f"two faults are called {name!r}")
-    FAULTS[name] = Fault(about, cause or name, Wrong(**how), layered)
+    FAULTS[name] = Fault(about, cause or name, InjectedFault(**how), layered)

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from jaxtwin.jaxmodel import Decoder
 
 
-def _future(seen: Any) -> dict[str, Any]:
+def _future(context: Any) -> dict[str, Any]:
     """Every query also sees the next token."""
     import jax.numpy as jnp
 
-    later = jnp.pad(seen.mask[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
-    return {"mask": seen.mask | later}
+    later = jnp.pad(context.mask[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
+    return {"mask": context.mask | later}
 
 
-def _leak(seen: Any) -> dict[str, Any]:
+def _leak(context: Any) -> dict[str, Any]:
     """Causal, but blind to segments."""
     import jax.numpy as jnp
 
-    t, s = seen.mask.shape[1:]
-    causal = jnp.arange(s)[None, :] <= seen.offset + jnp.arange(t)[:, None]
-    return {"mask": jnp.broadcast_to(causal, seen.mask.shape)}
+    t, s = context.mask.shape[1:]
+    causal = jnp.arange(s)[None, :] <= context.offset + jnp.arange(t)[:, None]
+    return {"mask": jnp.broadcast_to(causal, context.mask.shape)}
 
 
 def _layer_norm(norm: Any, self: Any, x: Any) -> Any:
@@ -171,8 +171,8 @@ add(
         "Window",
         calling(
             "Attention",
-            lambda a, self, x, seen, kv: a(
-                x, seen._replace(offset=seen.offset - (seen.offset > 0)), kv
+            lambda a, self, x, context, kv: a(
+                x, context._replace(offset=context.offset - (context.offset > 0)), kv
             ),
         ),
     ),
@@ -199,24 +199,24 @@ def _partial(rotate: Any, self: Any, x: Any, positions: Any, longest: Any) -> An
 
 
 def _window(size: int) -> Callable[[Any], dict[str, Any]]:
-    def change(seen: Any) -> dict[str, Any]:
+    def change(context: Any) -> dict[str, Any]:
         import jax.numpy as jnp
 
-        return {"mask": seen.mask & jnp.triu(jnp.ones_like(seen.mask), 1 - size)}
+        return {"mask": context.mask & jnp.triu(jnp.ones_like(context.mask), 1 - size)}
 
     return change
 
 
-def _strict(seen: Any) -> dict[str, Any]:
+def _strict(context: Any) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    return {"mask": seen.mask & jnp.tril(jnp.ones_like(seen.mask), -1)}
+    return {"mask": context.mask & jnp.tril(jnp.ones_like(context.mask), -1)}
 
 
-def _open(seen: Any) -> dict[str, Any]:
+def _open(context: Any) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    return {"mask": jnp.ones_like(seen.mask)}
+    return {"mask": jnp.ones_like(context.mask)}
 
 
 def _softcap(cap: float) -> Callable[[Any], Any]:
@@ -370,13 +370,13 @@ add(
     "attention-missing",
     "attention left out",
     "dropped",
-    edit=calling("Attention", lambda a, self, x, seen, kv: (0 * a(x, seen, kv)[0], kv)),
+    edit=calling("Attention", lambda a, self, x, context, kv: (0 * a(x, context, kv)[0], kv)),
 )
 add(
     "attention-halved",
     "a residual multiplier nobody asked for",
     "scaled",
-    edit=calling("Attention", lambda a, self, x, seen, kv: (0.5 * a(x, seen, kv)[0], kv)),
+    edit=calling("Attention", lambda a, self, x, context, kv: (0.5 * a(x, context, kv)[0], kv)),
 )
 add(
     "embedding-scaled",
@@ -408,12 +408,12 @@ add(
 # ---- the cache ----------------------------------------------------------------------------------
 
 
-def _restarted(seen: Any) -> dict[str, Any]:
-    return {"positions": seen.positions - seen.offset}
+def _restarted(context: Any) -> dict[str, Any]:
+    return {"positions": context.positions - context.offset}
 
 
-def _all_slots(seen: Any) -> dict[str, Any]:
-    return {"mask": seen.mask | (seen.offset > 0)}
+def _all_slots(context: Any) -> dict[str, Any]:
+    return {"mask": context.mask | (context.offset > 0)}
 
 
 add(

@@ -46,12 +46,12 @@ def without(
 def within(part: str, edit: Callable[[Decoder], None]) -> Callable[[Decoder], None]:
     """The edit, for models that have such a part."""
 
-    def there(model: Decoder) -> None:
+    def src(model: Decoder) -> None:
         if not parts(model, part):
             raise NoPlace(f"the model has no {part}")
         edit(model)
 
-    return there
+    return src
 
 
 def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
@@ -75,7 +75,7 @@ def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
 def attend(
     self: Any,
     x: Any,
-    seen: Any,
+    context: Any,
     kv: Any,
     *,
     tile: bool = False,
@@ -91,13 +91,13 @@ def attend(
     from jaxtwin.jaxmodel.probe import probe
 
     def rotate(y: Any) -> Any:
-        return self.rotate(y, seen.positions, seen.longest)
+        return self.rotate(y, context.positions, context.longest)
 
     q = self.q_norm(self.q_bias(jnp.einsum("btd,dnh->btnh", x, self.q[...])))
     k = self.k_norm(self.k_bias(jnp.einsum("btd,dkh->btkh", x, self.k[...])))
     v = self.v_bias(jnp.einsum("btd,dkh->btkh", x, self.v[...]))
     q, k = probe(rotate(q), "attn/q"), probe(rotate(k), "attn/k")
-    k, v, kv = extend(kv, k, probe(values(rotate, v), "attn/v"), seen.offset)
+    k, v, kv = extend(kv, k, probe(values(rotate, v), "attn/v"), context.offset)
     groups = self.groups[1]
     spread = (
         (lambda y: jnp.tile(y, (1, 1, groups, 1)))
@@ -105,15 +105,15 @@ def attend(
         else (lambda y: jnp.repeat(y, groups, axis=2))
     )
     s = scores(self.cap(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale))
-    s = self.relative(s.reshape(len(s), *self.groups, *s.shape[2:]), seen).reshape(s.shape)
-    s = jnp.where(self.window(seen)[:, None], s, jnp.finfo(s.dtype).min)
+    s = self.relative(s.reshape(len(s), *self.groups, *s.shape[2:]), context).reshape(s.shape)
+    s = jnp.where(self.window(context)[:, None], s, jnp.finfo(s.dtype).min)
     weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
     mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
     return self.o_bias(jnp.einsum("btnh,nhd->btd", mixed, self.o[...])), kv
 
 
 def attending(**how: Any) -> Callable[[Decoder], None]:
-    return calling("Attention", lambda a, self, x, seen, kv: attend(self, x, seen, kv, **how))
+    return calling("Attention", lambda a, self, x, context, kv: attend(self, x, context, kv, **how))
 
 
 def turning(turn: Callable[..., Any]) -> Callable[[Decoder], None]:
@@ -132,10 +132,10 @@ def wiring(
 ) -> Callable[[Decoder], None]:
     """Blocks wired otherwise: `feed` is what the feed-forward's norm reads."""
 
-    def call(block: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
+    def call(block: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:
         from jaxtwin.jaxmodel.probe import probe
 
-        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), seen, kv)
+        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), context, kv)
         mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
         y = probe(mid(x, mixed), "mid")
         fed = probe(self.ffn(probe(self.pre_ffn(feed(x, y)), "pre_ffn")), "ffn")
@@ -145,7 +145,7 @@ def wiring(
 
 
 def seeing(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    return lambda attend, self, x, seen, kv: attend(x, seen._replace(**change(seen)), kv)
+    return lambda attend, self, x, context, kv: attend(x, context._replace(**change(context)), kv)
 
 
 def set_to(**values: Any) -> Callable[[Any], None]:

@@ -43,7 +43,9 @@ def found(guide: dict[str, Any], wrong: Any, **how: Any) -> list[tuple[str, str 
     how = {"jit": False, **how}
     report = jaxtwin.compare(guide["theirs"], wrong, guide["table"], guide["inputs"], **how)
     assert not report.equal
-    return [(s.part, s.cause.name if s.cause and s.cause.proven else None) for s in report.suspects]
+    return [
+        (s.part, s.cause.name if s.cause and s.cause.proven else None) for s in report.divergences
+    ]
 
 
 def test_an_eps_of_its_own(guide: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

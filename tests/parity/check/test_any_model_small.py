@@ -26,7 +26,7 @@ def small(seed: int, rows: int) -> tuple[Any, dict[str, np.ndarray], list[np.nda
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     named = {n: p.detach().numpy() for n, p in module.named_parameters()}
-    params = {row.here: named[row.there].T for row in TABLE}
+    params = {row.dst: named[row.src].T for row in TABLE}
     return module, params, [np.random.default_rng(seed).normal(size=(rows, 4))]
 
 
@@ -64,14 +64,14 @@ def test_weights_that_differ_are_the_cause_and_proven(value: float) -> None:
     module, params, x = small(0, 6)
     params["b/b"] = params["b/b"] + value
     found = jaxtwin.compare(module, right, TABLE, x, params=params, jit=False, dtypes=["float64"])
-    (suspect,) = found.suspects
-    assert (suspect.part, suspect.direction) == ("2.bias", "given")
-    assert (suspect.cause.name, suspect.cause.proven, suspect.cause.explains) == (
+    (divergence,) = found.divergences
+    assert (divergence.part, divergence.direction) == ("2.bias", "given")
+    assert (divergence.cause.name, divergence.cause.proven, divergence.cause.explains) == (
         "weights",
         True,
         1.0,
     )
-    assert suspect.cause.about.startswith("has a 2.bias that differs: 3 of 3 elements differ")
+    assert divergence.cause.about.startswith("has a 2.bias that differs: 3 of 3 elements differ")
 
 
 def test_weights_and_a_mistake_are_two_suspects() -> None:
@@ -82,8 +82,8 @@ def test_weights_and_a_mistake_are_two_suspects() -> None:
         module, lambda p, x: 2 * right(p, x), TABLE, x, params=params, jit=False, dtypes=["float64"]
     )
     assert not found.equal
-    assert found.suspects[0].part == "2.bias"
-    assert not any(s.cause is not None and s.cause.proven for s in found.suspects)
+    assert found.divergences[0].part == "2.bias"
+    assert not any(s.cause is not None and s.cause.proven for s in found.divergences)
 
 
 def test_gradients_may_be_turned_off_around_it() -> None:

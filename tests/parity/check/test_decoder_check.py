@@ -213,7 +213,7 @@ def test_unknown_dtype_is_named() -> None:
     [
         (["float32"], None, True),
         (["float64", "float32"], None, True),
-        (["float64", "float32"], FAULTS["rope-base"].wrong, False),
+        (["float64", "float32"], FAULTS["rope-base"].injected, False),
     ],
 )
 def test_roundings_are_drawn_anew_unless_float64_fails(
@@ -229,7 +229,7 @@ def test_roundings_are_drawn_anew_unless_float64_fails(
     monkeypatch.setattr(budgets, "working", working)
     weights = bridge.from_state(torch_model(TINY).state_dict())
     decoder_check.check(
-        TINY, weights, dtypes=dtypes, tokens=8, wrong=wrong, explain=False, layout="unroll"
+        TINY, weights, dtypes=dtypes, tokens=8, injected=wrong, explain=False, layout="unroll"
     )
     assert asked == [redraw]
 

@@ -60,9 +60,9 @@ def test_torch_to_jax_to_torch(
     spec = spec_of(pairs, tied)
     state = torch_state(spec, dtype)
     file = pt_file(tmp_path / "a.pt", spec, state)
-    there = convert(file, tmp_path / "jax", layout=layout, sha256=True)
+    src = convert(file, tmp_path / "jax", layout=layout, sha256=True)
     back = convert(tmp_path / "jax", tmp_path / "b.pt", "torch", sha256=True)
-    assert there["sha256"] == back["sha256"] == digests(state)
+    assert src["sha256"] == back["sha256"] == digests(state)
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert again["spec"] == to_json(spec)
     assert digests(again["state"]) == digests(state)
@@ -80,9 +80,9 @@ def test_torch_to_jax_to_torch(
 def test_hf_to_jax_to_hf(tmp_path: Path, layout: str, dtype: str, tied: bool) -> None:
     """Byte for byte the file that transformers wrote, and transformers misses nothing in it."""
     source = hf_folder(tmp_path / "a", dtype, tied=tied)
-    there = convert(source, tmp_path / "jax", "jax", layout=layout, sha256=True)
+    src = convert(source, tmp_path / "jax", "jax", layout=layout, sha256=True)
     back = convert(tmp_path / "jax", tmp_path / "b", "hf", sha256=True)
-    assert there["sha256"] == back["sha256"]
+    assert src["sha256"] == back["sha256"]
     whole = [(tmp_path / f / "model.safetensors").read_bytes() for f in "ab"]
     assert whole[0] == whole[1]
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -191,7 +191,7 @@ def test_a_pattern_of_blocks_with_a_remainder(tmp_path: Path) -> None:
     """Case 29: seven layers as two threes and one, each stamped, both layouts."""
     one = spec_of(layers=1)
     block = one.layers[0]
-    runs = (Run(blocks=(block,) * 3, times=2), Run(blocks=(block,), times=1))
+    runs = (Run(blocks=(block,) * 3, repeats=2), Run(blocks=(block,), repeats=1))
     spec = replace(one, runs=runs)
     state = {
         name: torch.full_like(x, float(name.split(".")[1]) if "layers." in name else 9.0)
@@ -256,14 +256,14 @@ def test_the_table_comes_back_for_any_sizes(
     )  # fmt: skip
     rng = np.random.default_rng(0)
     rows = decoder_table.rows(spec, layout)
-    shapes = {n: m.shape_there for row in rows for m in row.moves() for n in m.there}
-    there = {n: Tensor.of(rng.standard_normal(s)) for n, s in shapes.items()}
-    here = forward(rows, there, "the test")
-    back = backward(rows, here, "the test")
+    shapes = {n: m.src_shape for row in rows for m in row.moves() for n in m.src}
+    src = {n: Tensor.of(rng.standard_normal(s)) for n, s in shapes.items()}
+    dst = forward(rows, src, "the test")
+    back = backward(rows, dst, "the test")
     assert bits({n: t.read() for n, t in back.items()}) == bits(
-        {n: t.read() for n, t in there.items()}
+        {n: t.read() for n, t in src.items()}
     )
-    for name, tensor in here.items():
+    for name, tensor in dst.items():
         assert tensor.read().shape == tensor.shape, name
 
 

@@ -70,11 +70,11 @@ def test_all_272_tensors_are_what_transformers_reads(
 def test_gguf_to_jax_to_hf_to_torch_keeps_every_hash(
     source: Source, tmp_path: Path, layout: str
 ) -> None:
-    there = convert(source, tmp_path / "jax", layout=layout, sha256=True)
+    src = convert(source, tmp_path / "jax", layout=layout, sha256=True)
     back = convert(tmp_path / "jax", tmp_path / "hf", "hf", sha256=True)
     last = convert(tmp_path / "hf", tmp_path / "x.pt", "torch", sha256=True)
-    assert there["sha256"] == back["sha256"] == last["sha256"]
-    assert there["bytes"] == 4 * 134_515_008
+    assert src["sha256"] == back["sha256"] == last["sha256"]
+    assert src["bytes"] == 4 * 134_515_008
 
 
 def test_the_tokenizer_on_the_standard_library(source: Source, tmp_path: Path) -> None:

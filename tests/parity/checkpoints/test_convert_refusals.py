@@ -139,7 +139,7 @@ def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
         convert("smollm2-tiny", tmp_path / "x", "torch")
     spec = spec_of()
     no_rope = replace(spec.layers[0], attn=replace(spec.layers[0].attn, rope=None))
-    bad = replace(spec, runs=(Run(blocks=(no_rope,), times=1),))
+    bad = replace(spec, runs=(Run(blocks=(no_rope,), repeats=1),))
     source = pt_file(tmp_path / "a.pt", bad, torch_state(bad, "float32"))
     with pytest.raises(BadInput, match="always has rotary positions"):
         convert(source, tmp_path / "x", "hf")
@@ -285,9 +285,9 @@ def test_the_newest_step_of_a_run_is_taken(tmp_path: Path) -> None:
 
 def test_the_bridge_to_torch_keeps_every_bit() -> None:
     raw = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-    there = bridge.to_torch(raw)
-    assert there.dtype == torch.bfloat16
-    np.testing.assert_array_equal(bridge.to_numpy(there).view(np.uint16), raw.view(np.uint16))
+    src = bridge.to_torch(raw)
+    assert src.dtype == torch.bfloat16
+    np.testing.assert_array_equal(bridge.to_numpy(src).view(np.uint16), raw.view(np.uint16))
 
 
 def test_a_rope_of_another_pairing_has_its_own_name_in_the_report(tmp_path: Path) -> None:

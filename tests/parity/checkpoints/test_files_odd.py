@@ -387,15 +387,15 @@ def test_a_tied_head_of_another_dtype_is_said_to_be_that(tmp_path: Path) -> None
 
 def test_more_layers_than_anybody_has_are_refused_at_once(folder: Path) -> None:
     block = spec_of().layers[0]
-    assert Run(blocks=(block,), times=10_000)
+    assert Run(blocks=(block,), repeats=10_000)
     start = time.monotonic()
     for layers in (10_001, 200_000, 10**9):
-        with pytest.raises(BadInput, match=f"times={layers} is more than 10000 repetitions"):
+        with pytest.raises(BadInput, match=f"repeats={layers} is more than 10000 repetitions"):
             open_source(edit_config(folder, num_hidden_layers=layers))
         data = to_json(from_config())
-        data["runs"][0]["times"] = layers
+        data["runs"][0]["repeats"] = layers
         header = {"format": 1, "spec": data, "layout": "scan"}
         (folder.parent / "jaxtwin.json").write_text(json.dumps(header))
-        with pytest.raises(BadInput, match=f"times={layers} is more than 10000 repetitions"):
+        with pytest.raises(BadInput, match=f"repeats={layers} is more than 10000 repetitions"):
             open_source(folder.parent)
     assert time.monotonic() - start < 10

@@ -16,7 +16,7 @@ from jaxtwin.configs import BadInput
 from jaxtwin.parity.checkpoints import files, readers
 from jaxtwin.parity.table import bridge
 from jaxtwin.parity.table.row import Row
-from jaxtwin.parity.table.tensors import Tensor, backward, forward, shapes_there
+from jaxtwin.parity.table.tensors import Tensor, backward, forward, src_shapes
 
 
 def tensors(**arrays: Any) -> dict[str, Tensor]:
@@ -27,15 +27,15 @@ def values(given: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in given.items()}
 
 
-def come_back(rows: list[Row], there: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def come_back(rows: list[Row], src: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What the rows make of the tensors there, once it was seen to come back bit for bit."""
-    here = values(forward(rows, tensors(**there), "x"))
-    back = values(backward(rows, tensors(**here), "x"))
-    assert back.keys() == there.keys()
-    for name, x in there.items():
+    dst = values(forward(rows, tensors(**src), "x"))
+    back = values(backward(rows, tensors(**dst), "x"))
+    assert back.keys() == src.keys()
+    for name, x in src.items():
         assert (back[name].dtype, back[name].shape) == (x.dtype, x.shape)
         np.testing.assert_array_equal(back[name], x)
-    return here
+    return dst
 
 
 # --- by hand
@@ -51,9 +51,9 @@ def grouped(n: int, k: int, h: int, d: int) -> list[Row]:
 def test_qkv_grouped_by_kv_head() -> None:
     """Case 21: 4 query heads, 2 of K/V, width 1."""
     rows = grouped(4, 2, 1, 1)
-    assert shapes_there(rows) == [("qkv", (8, 1))]
-    here = come_back(rows, {"qkv": np.arange(8).reshape(8, 1)})
-    assert {name: x.ravel().tolist() for name, x in here.items()} == {
+    assert src_shapes(rows) == [("qkv", (8, 1))]
+    dst = come_back(rows, {"qkv": np.arange(8).reshape(8, 1)})
+    assert {name: x.ravel().tolist() for name, x in dst.items()} == {
         "q": [0, 1, 4, 5],
         "k": [2, 6],
         "v": [3, 7],
@@ -69,9 +69,9 @@ def test_gate_and_up_interleaved() -> None:
             Row("up", "both", pattern, sizes, take=("j", 1, 2)),
         ]
         x = np.arange(12).reshape(4, 3)
-        here = come_back(rows, {"both": x})
-        np.testing.assert_array_equal(here["gate"], x[order[:2]])
-        np.testing.assert_array_equal(here["up"], x[order[2:]])
+        dst = come_back(rows, {"both": x})
+        np.testing.assert_array_equal(dst["gate"], x[order[:2]])
+        np.testing.assert_array_equal(dst["up"], x[order[2:]])
 
 
 def test_gpt2s_columns_and_blooms_heads() -> None:
@@ -83,18 +83,18 @@ def test_gpt2s_columns_and_blooms_heads() -> None:
         Row(p, "w", "d (j n h) -> (n h) d", sizes, take=("j", i, i + 1))
         for i, p in enumerate("qkv")
     ]
-    here = come_back(rows, {"w": x})
+    dst = come_back(rows, {"w": x})
     for i, name in enumerate("qkv"):
-        np.testing.assert_array_equal(here[name], x[:, i * n * h : (i + 1) * n * h].T)
+        np.testing.assert_array_equal(dst[name], x[:, i * n * h : (i + 1) * n * h].T)
     rows = [
         Row(p, "w", "(n j h) d -> (n h) d", sizes, take=("j", i, i + 1))
         for i, p in enumerate("qkv")
     ]
     x = np.ascontiguousarray(x.T)
-    here = come_back(rows, {"w": x})
+    dst = come_back(rows, {"w": x})
     for i, name in enumerate("qkv"):
         wanted = np.concatenate([x[(m * 3 + i) * h :][:h] for m in range(n)])
-        np.testing.assert_array_equal(here[name], wanted)
+        np.testing.assert_array_equal(dst[name], wanted)
 
 
 def test_blocks_of_unequal_size_and_holes_beside_them() -> None:
@@ -102,7 +102,7 @@ def test_blocks_of_unequal_size_and_holes_beside_them() -> None:
     n, k, h, d = 4, 2, 3, 5
     sizes = {"j": n + 2 * k, "h": h, "d": d}
     cuts = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
-    there = {f"qkv.{i}": np.random.default_rng(i).normal(size=((n + 2 * k) * h, d)) for i in (2, 5)}
+    src = {f"qkv.{i}": np.random.default_rng(i).normal(size=((n + 2 * k) * h, d)) for i in (2, 5)}
 
     def rows(name: str) -> list[Row]:
         return [
@@ -110,23 +110,23 @@ def test_blocks_of_unequal_size_and_holes_beside_them() -> None:
             for part, cut in cuts.items()
         ]
 
-    each, all_ = come_back(rows(".{l}"), there), come_back(rows(""), there)
+    each, all_ = come_back(rows(".{l}"), src), come_back(rows(""), src)
     for part, (start, stop) in cuts.items():
         for at, i in enumerate((2, 5)):
-            wanted = there[f"qkv.{i}"][start * h : stop * h]
+            wanted = src[f"qkv.{i}"][start * h : stop * h]
             np.testing.assert_array_equal(each[f"{part}.{i}"], wanted)
             np.testing.assert_array_equal(all_[part][at], wanted)
 
 
 def test_biases_are_cut_as_weights_are() -> None:
-    here = come_back(
+    dst = come_back(
         [
             Row(p, "b", "(j n) -> n", {"j": 3, "n": 2}, take=("j", i, i + 1))
             for i, p in enumerate("qkv")
         ],
         {"b": np.arange(6, dtype=np.float32)},
     )
-    assert here["v"].tolist() == [4, 5]
+    assert dst["v"].tolist() == [4, 5]
 
 
 # --- any sizes, any cuts
@@ -166,33 +166,33 @@ def cases(draw: st.DrawFn) -> tuple[list[Row], dict[str, np.ndarray]]:
             )
         )
     dtype = draw(st.sampled_from([np.float32, np.float64, np.float16]))
-    shape = shapes_there(rows)[0][1]
+    shape = src_shapes(rows)[0][1]
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    there = {
+    src = {
         f"w.{i}": np.frombuffer(rng.bytes(math.prod(shape) * np.dtype(dtype).itemsize), dtype)
         for i in range(layers)
     }
     order = draw(st.permutations(rows))
-    return order, {name: x.reshape(shape) for name, x in there.items()}
+    return order, {name: x.reshape(shape) for name, x in src.items()}
 
 
 @given(cases())
 def test_every_fused_tensor_comes_back_bit_for_bit(case: Any) -> None:
-    rows, there = case
-    here = forward(rows, tensors(**there), "x")
-    parts = {name: tensor.read() for name, tensor in here.items()}
-    for name, tensor in here.items():
+    rows, src = case
+    dst = forward(rows, tensors(**src), "x")
+    parts = {name: tensor.read() for name, tensor in dst.items()}
+    for name, tensor in dst.items():
         assert (parts[name].shape, parts[name].dtype) == (tensor.shape, tensor.dtype)
-    assert sum(x.size for x in parts.values()) == sum(x.size for x in there.values())
+    assert sum(x.size for x in parts.values()) == sum(x.size for x in src.values())
     back = backward(rows, tensors(**parts), "x")
-    assert back.keys() == there.keys()
-    for name, x in there.items():
+    assert back.keys() == src.keys()
+    for name, x in src.items():
         assert back[name].shape == x.shape
         assert back[name].read().tobytes() == x.tobytes()
-    for name in reversed(list(there)):  # read in another order: the same
-        assert back[name].read().tobytes() == there[name].tobytes()
-    for name in reversed(list(here)):
-        assert here[name].read().tobytes() == parts[name].tobytes()
+    for name in reversed(list(src)):  # read in another order: the same
+        assert back[name].read().tobytes() == src[name].tobytes()
+    for name in reversed(list(dst)):
+        assert dst[name].read().tobytes() == parts[name].tobytes()
 
 
 # --- how often, and what is refused
@@ -208,11 +208,13 @@ def test_a_fused_tensor_is_read_once_for_all_of_its_parts() -> None:
 
         return Tensor(x.shape, x.dtype, read)
 
-    rows = [row.within("{l}.", "{l}.", {"l": [i]}) for i in range(2) for row in grouped(4, 2, 1, 1)]
-    there = {f"{i}.qkv": lazy(f"{i}.qkv", np.zeros((8, 1))) for i in range(2)}
-    here = forward(rows, there, "x")
+    rows = [
+        row.prefixed("{l}.", "{l}.", {"l": [i]}) for i in range(2) for row in grouped(4, 2, 1, 1)
+    ]
+    src = {f"{i}.qkv": lazy(f"{i}.qkv", np.zeros((8, 1))) for i in range(2)}
+    dst = forward(rows, src, "x")
     assert reads == []
-    for tensor in here.values():
+    for tensor in dst.values():
         tensor.read()
     assert reads == ["0.qkv", "1.qkv"]
 
@@ -228,12 +230,12 @@ def test_the_stacks_of_a_fused_tensors_parts_are_read_once() -> None:
 
         return Tensor(x.shape, x.dtype, read)
 
-    rows = [row.within("", "{l}.", {"l": range(3)}) for row in grouped(4, 2, 1, 1)]
-    there = {f"{i}.qkv": np.arange(8).reshape(8, 1) + 10 * i for i in range(3)}
-    stacks = values(forward(rows, tensors(**there), "x"))
+    rows = [row.prefixed("", "{l}.", {"l": range(3)}) for row in grouped(4, 2, 1, 1)]
+    src = {f"{i}.qkv": np.arange(8).reshape(8, 1) + 10 * i for i in range(3)}
+    stacks = values(forward(rows, tensors(**src), "x"))
     back = backward(rows, {name: lazy(name, x) for name, x in stacks.items()}, "x")
     for name, tensor in back.items():
-        np.testing.assert_array_equal(tensor.read(), there[name])
+        np.testing.assert_array_equal(tensor.read(), src[name])
     assert sorted(reads) == ["k", "q", "v"]
 
 
@@ -252,9 +254,9 @@ def test_takes_that_do_not_tile_the_axis_are_refused(takes: list[tuple[int, int]
     rows = cut(*takes)
     with pytest.raises(AssertionError, match=r"the table takes \[.* of the 4 entries of w"):
         forward(rows, tensors(w=np.zeros(8)), "x")
-    here = {f"p{i}": np.zeros(2 * (stop - start)) for i, (start, stop) in enumerate(takes)}
+    dst = {f"p{i}": np.zeros(2 * (stop - start)) for i, (start, stop) in enumerate(takes)}
     with pytest.raises(AssertionError, match="the table takes"):
-        backward(rows, tensors(**here), "x")
+        backward(rows, tensors(**dst), "x")
 
 
 def test_takes_along_different_axes_are_refused() -> None:
@@ -280,9 +282,9 @@ def test_a_letter_is_left_out_only_where_one_entry_is_taken() -> None:
 
 
 def test_a_fused_tensor_of_parts_of_different_dtypes_is_refused() -> None:
-    here = tensors(p0=np.zeros(4, np.float32), p1=np.zeros(4, np.float64))
+    dst = tensors(p0=np.zeros(4, np.float32), p1=np.zeros(4, np.float64))
     with pytest.raises(BadInput, match=r"w is fused of tensors of .'float32', 'float64'"):
-        backward(cut((0, 2), (2, 4)), here, "x")
+        backward(cut((0, 2), (2, 4)), dst, "x")
 
 
 def test_a_part_keeps_no_whole_tensor_alive() -> None:
@@ -311,12 +313,12 @@ def watched(x: np.ndarray, reads: list[int]) -> Tensor:
 @given(cases(), st.data())
 def test_a_part_is_what_the_whole_has_there(case: Any, data: st.DataObject) -> None:
     """Of both directions, whatever is merged, stacked or fused, and never more than the tensor."""
-    rows, there = case
+    rows, src = case
     reads: list[int] = []
-    here = forward(rows, {k: watched(x, reads) for k, x in there.items()}, "x")
-    values_here = {name: watched(tensor.read(), reads) for name, tensor in here.items()}
+    dst = forward(rows, {k: watched(x, reads) for k, x in src.items()}, "x")
+    values_here = {name: watched(tensor.read(), reads) for name, tensor in dst.items()}
     back = backward(rows, values_here, "x")
-    for tensor in (*here.values(), *back.values()):
+    for tensor in (*dst.values(), *back.values()):
         bounds = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in tensor.shape]
         index = tuple(slice(*bound) for bound in bounds)
         got, whole = tensor.part(index), tensor.read()
@@ -331,14 +333,14 @@ def test_a_part_of_whole_heads_reads_no_more_than_it() -> None:
     x = np.arange(60).reshape(12, 5)
     reads: list[int] = []
     row = Row("q", "{l}.q", "(n h) d -> d n h", sizes, {"l": [0, 1, 2]})
-    here = forward([row], {f"{i}.q": watched(x + i, reads) for i in range(3)}, "x")
+    dst = forward([row], {f"{i}.q": watched(x + i, reads) for i in range(3)}, "x")
     index = (slice(1, 3), slice(0, 5), slice(1, 2), slice(0, 3))
-    got = here["q"].part(index)
+    got = dst["q"].part(index)
     assert reads == [15, 15]
     np.testing.assert_array_equal(got[0], (x + 1)[3:6].T[:, None])
     reads.clear()
-    here = forward(grouped(4, 2, 3, 5), {"qkv": watched(np.arange(120).reshape(24, 5), reads)}, "x")
-    here["q"].part((slice(6, 12), slice(2, 4)))
+    dst = forward(grouped(4, 2, 3, 5), {"qkv": watched(np.arange(120).reshape(24, 5), reads)}, "x")
+    dst["q"].part((slice(6, 12), slice(2, 4)))
     assert reads == [12]
     reads.clear()
     back = backward([row], {"q": watched(np.zeros((3, 5, 4, 3)), reads)}, "x")

@@ -25,7 +25,7 @@ from jaxtwin.parity.selftest.faults.making import turning
 from jaxtwin.parity.selftest.kill_table import TOKENS
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Reference, Wrong, wrong_decoder
+from jaxtwin.parity.sides.runs import InjectedFault, Reference, faulty_decoder
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.kit import torch_model
@@ -34,7 +34,7 @@ SPEC = shapes()["pre-norm"]
 HEADS = SPEC.layers[0].attn.heads
 
 
-def explained(wrong: Wrong, search: bool = False) -> Report:
+def explained(wrong: InjectedFault, search: bool = False) -> Report:
     """What a check of that fault finds, with logits and two gradients that fail.
 
     Without the search for the cause, which takes a while.
@@ -44,7 +44,7 @@ def explained(wrong: Wrong, search: bool = False) -> Report:
     found = Report([Check(name, "float64", 1.0 + i, 1e-13) for i, name in enumerate(names)])
     reference = Reference(SPEC, tensors, given)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        subject = wrong_decoder(SPEC, tensors, given, wrong)
+        subject = faulty_decoder(SPEC, tensors, given, wrong)
         if search:
             decoder_check._explain(found, reference, subject, None)
             return found
@@ -71,14 +71,14 @@ def everywhere(found: Report, name: str, said: str) -> None:
     assert f"{name}: {said}" in junit.junit(found)
 
 
-def answering(change: Callable[[Any], Any]) -> Wrong:
+def answering(change: Callable[[Any], Any]) -> InjectedFault:
     """The rotation answers otherwise: what the queries and the keys come out of."""
-    return Wrong(edit=turning(lambda rotate, self, x, p: change(rotate(x, p))))
+    return InjectedFault(edit=turning(lambda rotate, self, x, p: change(rotate(x, p))))
 
 
 @pytest.mark.slow
 def test_heads_in_another_order() -> None:
-    found = explained(FAULTS["heads-rotated"].wrong, search=True)
+    found = explained(FAULTS["heads-rotated"].injected, search=True)
     first = found.details[0]
     assert (first.name, first.alone, first.axes) == ("layers.0.attn.q", True, "b t n h")
     everywhere(found, "layers.0.attn.q", "the same values in another order along n")
@@ -144,8 +144,10 @@ def test_a_working_dtype_alone() -> None:
     """Without float64 there is no diagnosis, and yet what failed is told in numbers."""
     tiny = PRESETS["reference-tiny"]
     held = {n: Tensor.of(x.numpy()) for n, x in torch_model(tiny).state_dict().items()}
-    wrong = Wrong(edit=lambda model: setattr(model.head, "__class__", doubled(type(model.head))))
-    found = decoder_check.check(tiny, held, dtypes=("float32",), tokens=32, wrong=wrong)
+    wrong = InjectedFault(
+        edit=lambda model: setattr(model.head, "__class__", doubled(type(model.head)))
+    )
+    found = decoder_check.check(tiny, held, dtypes=("float32",), tokens=32, injected=wrong)
     assert not found.equal
     assert found.details[0].name == "logits"
     assert len(found.details) == failure_details.MOST

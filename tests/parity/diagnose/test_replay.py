@@ -26,15 +26,15 @@ from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.checkpoints.writers import write_pt
 from jaxtwin.parity.compare import curves, failure_details
 from jaxtwin.parity.diagnose import replay
-from jaxtwin.parity.report.results import Check, Point, Report, Suspect
+from jaxtwin.parity.report.results import Check, Divergence, Point, Report
 from jaxtwin.parity.selftest.kill_table import TOKENS
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Reference, Subject, wrong_decoder
+from jaxtwin.parity.sides.runs import Reference, Subject, faulty_decoder
 from jaxtwin.parity.table.tensors import Tensor, Tensors
 
-SPEC = replace(shapes()["pre-norm"], runs=(replace(shapes()["pre-norm"].runs[0], times=2),))
-SANDWICH = replace(shapes()["sandwich"], runs=(replace(shapes()["sandwich"].runs[0], times=1),))
+SPEC = replace(shapes()["pre-norm"], runs=(replace(shapes()["pre-norm"].runs[0], repeats=2),))
+SANDWICH = replace(shapes()["sandwich"], runs=(replace(shapes()["sandwich"].runs[0], repeats=1),))
 WEIGHTS = weights(SPEC, 3)
 
 
@@ -51,13 +51,13 @@ def wide() -> Iterator[None]:
 def explained(folder: Path, spec: Model, tensors: Tensors) -> Report:
     """What a check with a reference of SPEC and WEIGHTS finds in a JAX side of these."""
     given = inputs(SPEC, TOKENS, 3)
-    subject = wrong_decoder(spec, tensors, given, None)
+    subject = faulty_decoder(spec, tensors, given, None)
     report = Report([Check("made up", "float64", 1.0, 0.0)])
     decoder_check._explain(report, Reference(SPEC, WEIGHTS, given), subject, folder)
     return report
 
 
-def here(script: Path) -> int:
+def dst(script: Path) -> int:
     """The exit status of the script, run in this process."""
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(script), run_name="__main__")
@@ -85,7 +85,7 @@ def other_base() -> tuple[Model, Tensors]:
     block = SPEC.runs[0].blocks[0]
     assert block.attn.rope is not None
     attn = replace(block.attn, rope=replace(block.attn.rope, base=500.0))
-    return replace(SPEC, runs=(Run(blocks=(replace(block, attn=attn),), times=2),)), WEIGHTS
+    return replace(SPEC, runs=(Run(blocks=(replace(block, attn=attn),), repeats=2),)), WEIGHTS
 
 
 def other_eps() -> tuple[Model, Tensors]:
@@ -133,13 +133,13 @@ def test_a_mistake_is_reproduced_alone_and_is_gone_once_mended(
     (point,) = [p for p in report.points if (p.probe, p.direction) == (part, "forward")]
     status, said = alone(folder / "replay.py")
     assert status == 1
-    assert printed(said) == pytest.approx(point.injected, rel=1e-5)
-    assert f"{point.injected:.6e}" in (folder / "replay.py").read_text()
+    assert printed(said) == pytest.approx(point.local_error, rel=1e-5)
+    assert f"{point.local_error:.6e}" in (folder / "replay.py").read_text()
     assert "WRONG\nlargest at b " in said
 
     (folder / "spec.json").write_text(json.dumps(to_json(SPEC)))
     save_file({n: t.read() for n, t in WEIGHTS.items()}, folder / "weights.safetensors")
-    assert here(folder / "replay.py") == 0
+    assert dst(folder / "replay.py") == 0
 
 
 def test_where_the_error_is_largest_and_that_torch_is_not_needed(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_where_the_error_is_largest_and_that_torch_is_not_needed(tmp_path: Path)
 def run_of(spec: Model) -> tuple[Subject, Any, Any]:
     given, tensors = inputs(spec, TOKENS, 3), weights(spec, 3)
     truth = Reference(spec, tensors, given).run()
-    return wrong_decoder(spec, tensors, given, None), given, truth
+    return faulty_decoder(spec, tensors, given, None), given, truth
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_every_value_cotangent_and_gradient_is_right_alone(tmp_path: Path, spec:
         if not folder.exists():
             none.append((point.probe, point.direction))
             continue
-        assert here(folder / folder.name / "replay.py") == 0, point
+        assert dst(folder / folder.name / "replay.py") == 0, point
     assert none == [("head", "backward")]  # the loss makes it
 
 
@@ -206,25 +206,25 @@ def test_a_mistake_in_the_code_and_in_the_backward_pass(
     folder = tmp_path / "out" / "layers.1.out.backward"  # what reaches it through the final norm
     assert folder.is_dir()
     (point,) = [p for p in report.points if (p.probe, p.direction) == ("layers.1.out", "backward")]
-    assert f"{point.injected:.6e}" in (folder / "replay.py").read_text()
+    assert f"{point.local_error:.6e}" in (folder / "replay.py").read_text()
     assert not point.ok
-    assert here(folder / "replay.py") == 1
+    assert dst(folder / "replay.py") == 1
     monkeypatch.setattr(RMSNorm, "__call__", right)
-    assert here(folder / "replay.py") == 0
+    assert dst(folder / "replay.py") == 0
 
 
 # ---- which parts --------------------------------------------------------------------------------
 
 
-def point(probe: str, direction: str = "forward", injected: float = 1.0) -> Point:
+def point(probe: str, direction: str = "forward", local_error: float = 1.0) -> Point:
     layer = int(probe.split(".")[1]) if probe.startswith("layers") else None
     part = probe.split(".", 2)[2] if layer is not None else probe
-    return Point(probe, layer, part, direction, "float64", 1.0, injected, 0.0, 1e-13)
+    return Point(probe, layer, part, direction, "float64", 1.0, local_error, 0.0, 1e-13)
 
 
 def test_the_first_divergence_and_one_for_each_suspect() -> None:
     points = [
-        point("embed", injected=0.0),
+        point("embed", local_error=0.0),
         point("layers.0.attn.v"),
         point("layers.1.attn.q"),
         point("layers.1.ffn"),
@@ -236,13 +236,13 @@ def test_the_first_divergence_and_one_for_each_suspect() -> None:
         point("norm", "backward"),
         point("embed.weight", "parameter"),
     ]
-    suspects = [
-        Suspect("attn.q", (1, 2), "forward", 1.0, None),
-        Suspect("ffn.down.weight", (2,), "given", 1.0, None),
-        Suspect("norm", (), "backward", 1.0, None),
-        Suspect("cache", (), "forward", 1.0, None),
+    divergences = [
+        Divergence("attn.q", (1, 2), "forward", 1.0, None),
+        Divergence("ffn.down.weight", (2,), "given", 1.0, None),
+        Divergence("norm", (), "backward", 1.0, None),
+        Divergence("cache", (), "forward", 1.0, None),
     ]
-    report = Report(points=points, suspects=suspects)
+    report = Report(points=points, divergences=divergences)
     labels = [replay.label(p) for p in failure_details.chosen(report)]
     assert labels == ["layers.0.attn.v", "layers.1.attn.q", "layers.2.ffn", "norm.backward"]
     assert [p.probe for p in failure_details.chosen(Report(points=points[-3:]))] == [
@@ -308,7 +308,7 @@ def test_the_check_writes_the_folder_and_says_how_to_run_it(files: Path, tmp_pat
     script = out / "layers.1.ffn" / "replay.py"
     notes = json.loads(done.stdout)["notes"]
     assert f"to run what failed by itself: python {script}" in notes
-    assert here(script) == 1
+    assert dst(script) == 1
 
 
 def test_equal_models_leave_no_folder(files: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from jaxtwin.configs import PRESETS, Model
 from jaxtwin.configs.spec import Run
-from jaxtwin.jaxmodel.probe import Slot, looking, probe
+from jaxtwin.jaxmodel.probe import Slot, probe, probing
 from jaxtwin.parity.compare import curves, preflight
 from jaxtwin.parity.diagnose import torch_cache
 from jaxtwin.parity.diagnose.search import diagnose
@@ -26,7 +26,13 @@ from jaxtwin.parity.selftest.kill_table import TOKENS, judge
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides import probes
 from jaxtwin.parity.sides.inputs import blind, inputs
-from jaxtwin.parity.sides.runs import Reference, Wrong, decoder, wrong_decoder, wrong_model
+from jaxtwin.parity.sides.runs import (
+    InjectedFault,
+    Reference,
+    decoder,
+    faulty_decoder,
+    faulty_model,
+)
 from jaxtwin.parity.table.tensors import Tensor
 
 SPEC = shapes()["pre-norm"]
@@ -44,7 +50,7 @@ def wide() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def sides() -> tuple[Reference, Any]:
     tensors, given = weights(SPEC, 3), inputs(SPEC, TOKENS, 3)
-    return Reference(SPEC, tensors, given), wrong_decoder(SPEC, tensors, given, None)
+    return Reference(SPEC, tensors, given), faulty_decoder(SPEC, tensors, given, None)
 
 
 @pytest.mark.slow
@@ -68,13 +74,13 @@ def test_a_probe_leaves_no_trace_until_somebody_looks() -> None:
     one = jnp.ones(())
     off = str(jax.make_jaxpr(f)(one))
     assert off == str(jax.make_jaxpr(lambda x: 2 * x + 1)(one))
-    with looking({"a": Slot(jnp.zeros(()))}):
+    with probing({"a": Slot(jnp.zeros(()))}):
         assert str(jax.make_jaxpr(lambda x: f(x))(one)) != off  # a new function: traces are kept
 
 
 def test_a_probe_shows_and_replaces_value_and_cotangent() -> None:
     def loss(x: Any, seed: Any, *put: Any) -> Any:
-        with looking({"a": Slot(seed, *put)}) as eyes:
+        with probing({"a": Slot(seed, *put)}) as eyes:
             y = 5 * probe(3 * x, "a")
         return y, eyes.seen["a"]
 
@@ -100,7 +106,7 @@ def test_a_hook_shows_and_replaces_the_same_in_torch() -> None:
 
 
 def test_two_probes_of_one_name_are_refused() -> None:
-    with looking({}), pytest.raises(ValueError, match="two probes are called 'a'"):
+    with probing({}), pytest.raises(ValueError, match="two probes are called 'a'"):
         probe(probe(jnp.zeros(()), "a"), "a")
 
 
@@ -121,7 +127,7 @@ def test_hooks_change_nothing_in_torch(sides: tuple[Reference, Any]) -> None:
 def test_every_probe_is_on_both_sides_and_agrees(layout: str, sides: tuple[Reference, Any]) -> None:
     reference, _ = sides
     truth = reference.run()
-    model = wrong_model(SPEC, reference.tensors, None, layout)
+    model = faulty_model(SPEC, reference.tensors, None, layout)
     for jit in (False, True):
         run = decoder(model, layout, reference.given, jit=jit).run
         for trace in (run(None), run(truth)):
@@ -139,9 +145,7 @@ def run_eager(model: Any, layout: str, given: Any) -> np.ndarray:
 
 def test_rows_of_the_probes_name_each_once() -> None:
     for layout in ("scan", "unroll"):
-        names = [
-            n for row in probes.rows(SPEC, layout, (2, 8)) for m in row.moves() for n in m.there
-        ]
+        names = [n for row in probes.rows(SPEC, layout, (2, 8)) for m in row.moves() for n in m.src]
         assert sorted(names) == sorted(probes.places(SPEC))
 
 
@@ -150,8 +154,8 @@ def test_the_plain_cache_decodes_what_the_whole_pass_gives(sides: tuple[Referenc
     ids = reference.given.ids[:1]
     whole = reference.model(torch.from_numpy(ids)).detach().numpy()[:, -1]
     assert curves.error(torch_cache.decode(reference.model, ids, 7), whole) <= 1e-14
-    for slip in torch_cache.SLIPS.values():
-        assert curves.error(torch_cache.decode(reference.model, ids, 7, slip), whole) > 1e-3
+    for explanation in torch_cache.CACHE_HYPOTHESES.values():
+        assert curves.error(torch_cache.decode(reference.model, ids, 7, explanation), whole) > 1e-3
 
 
 # ---- the diagnosis ------------------------------------------------------------------------------
@@ -178,11 +182,11 @@ def test_two_faults_in_two_layers_are_both_found(seed: int) -> None:
 
 @pytest.mark.slow
 def test_one_wrong_element_in_layer_17_is_located() -> None:
-    deep = replace(SPEC, runs=(Run(blocks=SPEC.runs[0].blocks, times=20),))
+    deep = replace(SPEC, runs=(Run(blocks=SPEC.runs[0].blocks, repeats=20),))
     name = "layers.17.ffn.down.weight"
 
     def change(tensors: Any, given: Any) -> Any:
-        model: Any = wrong_model(deep, tensors, None)
+        model: Any = faulty_model(deep, tensors, None)
         down = model.stack.layers[17].ffn.down
         down.set_value(down[...].at[5, 3].add(1e-6))
         return decoder(model, "unroll", given, jit=False)
@@ -190,10 +194,10 @@ def test_one_wrong_element_in_layer_17_is_located() -> None:
     found = judge(deep, 3, change)
     assert [d.what for d in found.preflight] == [f"weight: {name}"]
     assert "1 of 384 elements differ, most at [3, 5]" in found.preflight[0].about
-    (suspect,) = found.suspects
-    assert (suspect.part, suspect.layers) == ("ffn.down.weight", (17,))
-    assert suspect.cause is not None
-    assert suspect.cause.proven
+    (divergence,) = found.divergences
+    assert (divergence.part, divergence.layers) == ("ffn.down.weight", (17,))
+    assert divergence.cause is not None
+    assert divergence.cause.proven
     over = [p for p in found.points if p.direction == "forward" and not p.ok]
     assert [p.probe for p in over] == ["layers.17.ffn"]  # alone, no other part is off
     worst = [max(row) for row in found.heat]
@@ -206,7 +210,7 @@ def changed(change: Any, dtype: str = "float64") -> Any:
     given = inputs(SPEC, TOKENS, 3)
     theirs = {n: Tensor.of(t.read().copy()) for n, t in tensors.items()}
     change(theirs)
-    return diagnose(Reference(SPEC, tensors, given), wrong_decoder(SPEC, theirs, given, None))
+    return diagnose(Reference(SPEC, tensors, given), faulty_decoder(SPEC, theirs, given, None))
 
 
 def test_a_nan_is_where_it_is_and_what_hands_it_on_is_not_at_fault() -> None:
@@ -215,9 +219,13 @@ def test_a_nan_is_where_it_is_and_what_hands_it_on_is_not_at_fault() -> None:
 
     found = changed(change)
     assert "1 of 384 elements differ, most at [3, 4]: nan where -" in found.preflight[0].about
-    (suspect,) = found.suspects
-    assert (suspect.part, suspect.layers, suspect.direction) == ("ffn.up.weight", (1,), "given")
-    assert (suspect.cause.name, suspect.cause.proven, suspect.cause.explains) == (
+    (divergence,) = found.divergences
+    assert (divergence.part, divergence.layers, divergence.direction) == (
+        "ffn.up.weight",
+        (1,),
+        "given",
+    )
+    assert (divergence.cause.name, divergence.cause.proven, divergence.cause.explains) == (
         "one-element",
         True,
         1.0,
@@ -233,9 +241,9 @@ def test_a_scaled_weight_is_named_in_the_dtype_it_is_stored_in(dtype: str) -> No
         x[:] = (1.3 * x.astype("f8")).astype(x.dtype)
 
     found = changed(change, dtype)
-    (suspect,) = found.suspects
-    assert (suspect.cause.name, suspect.cause.proven) == ("scaled-weight", True)
-    assert "layers.1.attn.q.weight that is multiplied by 1." in suspect.cause.about
+    (divergence,) = found.divergences
+    assert (divergence.cause.name, divergence.cause.proven) == ("scaled-weight", True)
+    assert "layers.1.attn.q.weight that is multiplied by 1." in divergence.cause.about
     assert f"16 x 16 {dtype} sha256" in found.preflight[0].torch
 
 
@@ -244,28 +252,30 @@ def test_weights_that_differ_in_no_known_way_are_a_cause() -> None:
         x = tensors["layers.1.attn.q.weight"].read()
         x += np.random.default_rng(0).normal(size=x.shape)
 
-    (suspect,) = changed(change).suspects
-    assert (suspect.part, suspect.layers) == ("attn.q.weight", (1,))
-    assert (suspect.cause.name, suspect.cause.proven, suspect.cause.explains) == (
+    (divergence,) = changed(change).divergences
+    assert (divergence.part, divergence.layers) == ("attn.q.weight", (1,))
+    assert (divergence.cause.name, divergence.cause.proven, divergence.cause.explains) == (
         "weights",
         True,
         1.0,
     )
-    assert suspect.cause.about.startswith("has a layers.1.attn.q.weight that differs: 256 of 256")
+    assert divergence.cause.about.startswith(
+        "has a layers.1.attn.q.weight that differs: 256 of 256"
+    )
 
 
 def test_another_eps_is_told_for_each_part_that_has_it() -> None:
     norm = replace(SPEC.norm, eps=1e-2)
     block = replace(SPEC.layers[0], pre_attn=norm, pre_ffn=norm)
     other = replace(SPEC, runs=(replace(SPEC.runs[0], blocks=(block,)),), norm=norm)
-    found = judge(SPEC, 3, lambda t, g: wrong_decoder(other, t, g, None))
-    assert [(s.part, s.layers) for s in found.suspects] == [
+    found = judge(SPEC, 3, lambda t, g: faulty_decoder(other, t, g, None))
+    assert [(s.part, s.layers) for s in found.divergences] == [
         ("pre_attn", (0, 1, 2)),
         ("pre_ffn", (0, 1, 2)),
         ("norm", ()),
     ]
-    assert {s.cause.name for s in found.suspects} == {"norm-eps"}
-    assert all(s.cause.proven for s in found.suspects)
+    assert {s.cause.name for s in found.divergences} == {"norm-eps"}
+    assert all(s.cause.proven for s in found.divergences)
 
 
 def test_the_same_nan_on_both_sides_agrees() -> None:
@@ -283,11 +293,11 @@ def strange(attend: Any, self: Any, x: Any, seen: Any, kv: Any) -> Any:
 
 
 def test_a_mistake_nobody_knows_is_located_and_not_named() -> None:
-    wrong = Wrong(edit=calling("Attention", strange))
-    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
-    assert found.suspects[0].part == "attn"
-    assert found.suspects[0].direction == "forward"
-    assert all(s.cause is None for s in found.suspects)
+    wrong = InjectedFault(edit=calling("Attention", strange))
+    found = judge(SPEC, 3, lambda t, g: faulty_decoder(SPEC, t, g, wrong))
+    assert found.divergences[0].part == "attn"
+    assert found.divergences[0].direction == "forward"
+    assert all(s.cause is None for s in found.divergences)
     assert found.left == found.error > 1e6
 
 
@@ -296,10 +306,10 @@ def test_a_known_and_an_unknown_mistake_are_told_apart() -> None:
 
     def both(model: Any) -> None:
         calling("Attention", strange)(model)
-        FAULTS["activation-relu"].wrong.edit(model)
+        FAULTS["activation-relu"].injected.edit(model)
 
-    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, Wrong(edit=both)))
-    causes = {s.part: s.cause for s in found.suspects if s.direction == "forward"}
+    found = judge(SPEC, 3, lambda t, g: faulty_decoder(SPEC, t, g, InjectedFault(edit=both)))
+    causes = {s.part: s.cause for s in found.divergences if s.direction == "forward"}
     assert set(causes) == {"attn", "ffn"}
     assert causes["attn"] is None
     assert causes["ffn"] is not None
@@ -309,26 +319,26 @@ def test_a_known_and_an_unknown_mistake_are_told_apart() -> None:
 
 
 def test_a_fitted_value_is_exact() -> None:
-    wrong = Wrong(edit=calling("Embedding", lambda e, self, ids: 3.1 * e(ids)))
-    found = judge(SPEC, 3, lambda t, g: wrong_decoder(SPEC, t, g, wrong))
-    (suspect,) = found.suspects
-    assert suspect.cause is not None
-    assert suspect.cause.about == "multiplies what the part returns by 3.1"
-    assert suspect.cause.proven
-    assert suspect.cause.explains == 1
+    wrong = InjectedFault(edit=calling("Embedding", lambda e, self, ids: 3.1 * e(ids)))
+    found = judge(SPEC, 3, lambda t, g: faulty_decoder(SPEC, t, g, wrong))
+    (divergence,) = found.divergences
+    assert divergence.cause is not None
+    assert divergence.cause.about == "multiplies what the part returns by 3.1"
+    assert divergence.cause.proven
+    assert divergence.cause.explains == 1
 
 
 def test_other_shapes_are_said_and_not_run(sides: tuple[Reference, Any]) -> None:
     reference, _ = sides
     block = SPEC.runs[0].blocks[0]
-    other = replace(SPEC, runs=(Run(blocks=(block,), times=2),))
+    other = replace(SPEC, runs=(Run(blocks=(block,), repeats=2),))
     from jaxtwin.parity.check import decoder_check as judging
 
     report = judging.check(
         SPEC, reference.tensors, tokens=TOKENS, against=(other, weights(other, 3))
     )
     assert not report.equal
-    assert [d.what for d in report.preflight] == ["spec: runs.0.times"]
+    assert [d.what for d in report.preflight] == ["spec: runs.0.repeats"]
 
 
 # ---- what the input can see ---------------------------------------------------------------------
@@ -381,8 +391,8 @@ def test_a_slip_is_told_from_the_others(name: str) -> None:
 def test_a_weight_of_no_known_slip_has_none() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 6, 6))
-    ((difference, slip),) = preflight.weights(None, {"w": x}, {"w": y})
-    assert slip is None
+    ((difference, explanation),) = preflight.weights(None, {"w": x}, {"w": y})
+    assert explanation is None
     assert "36 of 36 elements differ" in difference.about
 
 

@@ -127,7 +127,7 @@ def test_going_back_starts_at_the_head() -> None:
     for given in (points, points[::-1]):
         assert [p.probe for p in html.going_back(given)][:3] == ["head", "norm", "layers.5.out"]
     for i in (7, 40):
-        points[i] = replace(points[i], injected=1.0)
+        points[i] = replace(points[i], local_error=1.0)
     (plot,) = html.curves(points)
     assert plot.summary == f"2 of 63 out of band, the first is {points[40].probe}"
 
@@ -144,8 +144,8 @@ def test_differences_in_what_was_given_are_shown() -> None:
 
 
 def test_gradients_worst_first() -> None:
-    def point(name: str, injected: float) -> Point:
-        return Point(name, None, name, "parameter", "float64", 0.0, injected, 0.0, 1e-12)
+    def point(name: str, local_error: float) -> Point:
+        return Point(name, None, name, "parameter", "float64", 0.0, local_error, 0.0, 1e-12)
 
     odd = [
         point("a", 1e-13),

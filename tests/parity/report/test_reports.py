@@ -21,7 +21,7 @@ from jaxtwin.configs.atomic_write import file_place, write_file
 from jaxtwin.parity.report import baseline, results, wording
 from jaxtwin.parity.report import console as console_report
 from jaxtwin.parity.report.junit import junit
-from jaxtwin.parity.report.results import Cause, Check, Difference, Point, Report, Suspect
+from jaxtwin.parity.report.results import Cause, Check, Difference, Divergence, Point, Report
 from jaxtwin.tests.helpers import ROOT, reports
 
 # ---- in words -----------------------------------------------------------------------------------
@@ -31,11 +31,11 @@ def test_the_verdict_says_where_and_why() -> None:
     report = reports.failing()
     start = "NOT EQUAL: first divergence at layers.3.attn.q: 'rope-base' (proven). 114 of 114 "
     assert results.verdict(report).startswith(start + "comparisons fail, first 'logits' in float64")
-    report.suspects = [Suspect("attn.v", (2, 4), "backward", 7.0, None)]
+    report.divergences = [Divergence("attn.v", (2, 4), "backward", 7.0, None)]
     assert "first divergence at layers.4.attn.v (going back): cause not known. " in results.verdict(
         report
     )
-    report.suspects = []
+    report.divergences = []
     assert "at layers.3.attn.q in float64: cause not known. 114" in results.verdict(report)
     report.points = []
     assert results.verdict(report).startswith("NOT EQUAL: 114 of 114 comparisons fail, first ")
@@ -50,7 +50,7 @@ def test_the_verdict_of_what_was_given() -> None:
     wrong = reports.failing()
     wrong.preflight = report.preflight
     assert results.verdict(wrong).endswith(f" is allowed; provisional: {given}")
-    wrong.suspects, wrong.points = [], []
+    wrong.divergences, wrong.points = [], []
     assert results.verdict(wrong).endswith(f" is allowed; provisional: {given}")
     report.checks.clear()
     assert results.verdict(report) == f"NOTHING WAS COMPARED: {given}"
@@ -78,7 +78,7 @@ def test_only_all_is_a_hundred_percent() -> None:
 
 def test_a_complaint_is_short_whatever_is_wrong() -> None:
     report = reports.failing()
-    report.suspects *= 9
+    report.divergences *= 9
     report.preflight = [replace(reports.preflight(), about="two\nlines", jax="a\nb")] * 9
     lines = wording.complaint(report).splitlines()
     assert len(lines) == wording.COMPLAINT
@@ -203,7 +203,10 @@ def test_changes_of_causes_and_environment() -> None:
         **reports.ENVIRONMENT,
         "versions": {"jax": "0.11", "flax": "0.12.8", "new": "1"},
     }
-    now.suspects = [replace(now.suspects[0], cause=None), Suspect("head", (), "forward", 2.0, None)]
+    now.divergences = [
+        replace(now.divergences[0], cause=None),
+        Divergence("head", (), "forward", 2.0, None),
+    ]
     now.preflight = [reports.preflight()]
     assert baseline.compare(old(was), now) == [
         "given appeared: spec: runs.0.blocks.0.attn.rope.base: torch 500000.0, JAX 10000.0",
@@ -367,14 +370,14 @@ def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
 def test_points_decide_only_where_no_suspect_is_known() -> None:
     point = Point("embed", None, "embed", "forward", "float64", 1.0, 1.0, 0.0, 1e-13)
     report = Report([Check("logits", "float64", 1.0, 1e-13)], points=[point])
-    assert results.divergence(report) == "embed in float64: cause not known"
+    assert results.first_divergence(report) == "embed in float64: cause not known"
     report.points = [replace(point, probe=p, direction="backward") for p in ("embed", "head")]
-    assert results.divergence(report) == "head (going back) in float64: cause not known"
-    report.points = [replace(point, injected=0.0)]
-    assert results.divergence(report) is None
+    assert results.first_divergence(report) == "head (going back) in float64: cause not known"
+    report.points = [replace(point, local_error=0.0)]
+    assert results.first_divergence(report) is None
 
 
-@pytest.mark.parametrize("part", [Report, Check, Difference, Point, Suspect, Cause])
+@pytest.mark.parametrize("part", [Report, Check, Difference, Point, Divergence, Cause])
 def test_every_field_is_documented(part: type) -> None:
     text = (ROOT / "docs" / "json.md").read_text()
     for field in fields(part):

@@ -1,4 +1,4 @@
-"""Wrong optimizers and wrong sharding: each is caught, and called by its name."""
+"""InjectedFault optimizers and wrong sharding: each is caught, and called by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from jaxtwin.parity.selftest import optimizer_faults, sharded_step, sharding_faults
 from jaxtwin.parity.selftest.optimizer_faults import OPTIMIZER_FAULTS
 from jaxtwin.parity.selftest.sharding_faults import SHARDING_FAULTS
-from jaxtwin.parity.training.adam_hypotheses import MISTAKES
+from jaxtwin.parity.training.adam_hypotheses import HYPOTHESES
 
 optimizer_run = functools.cache(optimizer_faults.run)
 sharding_run = functools.cache(sharding_faults.run)
@@ -34,7 +34,7 @@ def test_the_right_optimizer_is_not_caught() -> None:
 
 def test_every_known_mistake_is_made_by_some_fault() -> None:
     made = {fault.cause for fault in OPTIMIZER_FAULTS.values()}
-    assert made == {known.name for known in MISTAKES} | {None}
+    assert made == {known.name for known in HYPOTHESES} | {None}
     assert len(OPTIMIZER_FAULTS) >= 16
 
 

@@ -24,7 +24,7 @@ from jaxtwin.parity.report.results import Difference, Report
 from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.sides import runs, settings
 from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import Wrong
+from jaxtwin.parity.sides.runs import InjectedFault
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.kit import torch_model
@@ -38,7 +38,7 @@ def product() -> Any:
     return jnp.ones((2, 2)) @ jnp.ones((2, 2))
 
 
-def told(dtype: str = "float32", *, model: Any = None, here: Any = None, **how: Any) -> Any:
+def told(dtype: str = "float32", *, model: Any = None, dst: Any = None, **how: Any) -> Any:
     """What differs between a small torch module and a JAX function, each as it is."""
     kind = getattr(torch, dtype)
     model = torch.nn.Linear(2, 2).to(kind).eval() if model is None else model
@@ -47,7 +47,7 @@ def told(dtype: str = "float32", *, model: Any = None, here: Any = None, **how: 
     wide, precision = how.pop("x64", dtype == "float64"), how.pop("precision", "highest")
     with jax.enable_x64(wide), jax.default_matmul_precision(precision):
         parameters = [jnp.ones(1, how.pop("parameters", dtype))]
-        jaxs = settings.jax_side(parameters, here or product, how.pop("module", None))
+        jaxs = settings.jax_side(parameters, dst or product, how.pop("module", None))
     torchs = settings.torch_side(model, calls)
     return settings.differences({**torchs, **how}, jaxs, dtype)
 
@@ -55,8 +55,8 @@ def told(dtype: str = "float32", *, model: Any = None, here: Any = None, **how: 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_as_they_come_nothing_differs(dtype: str) -> None:
     matrix = jnp.ones((2, 2), dtype) if dtype != "float64" else None
-    here = None if matrix is None else lambda: matrix @ matrix
-    assert told(dtype, here=here) == []
+    dst = None if matrix is None else lambda: matrix @ matrix
+    assert told(dtype, dst=dst) == []
 
 
 # ---- torch --------------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ def test_a_flag_of_torch(name: str) -> None:
 
 def test_reductions_in_reduced_precision_matter_on_cuda() -> None:
     half = lambda: jnp.ones((2, 2), jnp.bfloat16) @ jnp.ones((2, 2), jnp.bfloat16)  # noqa: E731
-    (found,) = told("bfloat16", here=half, device=["cuda"])
+    (found,) = told("bfloat16", dst=half, device=["cuda"])
     assert found.what == "setting: reductions in reduced precision"
     assert "allow_bf16_reduced_precision_reduction = False" in found.about
     with flipped(CUDA, "allow_bf16_reduced_precision_reduction", False):
-        assert told("bfloat16", here=half, device=["cuda"]) == []
+        assert told("bfloat16", dst=half, device=["cuda"]) == []
     (cudnn,) = told(device=["cuda"])
     assert cudnn.what == "setting: TF32 in cuDNN"
     with flipped(torch.backends.cudnn, "allow_tf32", False):
@@ -146,8 +146,8 @@ def test_reductions_in_reduced_precision_matter_on_cuda() -> None:
 
 def test_accumulation_in_float16() -> None:
     half = lambda: jnp.ones((2, 2), jnp.float16) @ jnp.ones((2, 2), jnp.float16)  # noqa: E731
-    assert told("float16", here=half) == []
-    found = told("float16", here=half, fp16_accumulation=True)
+    assert told("float16", dst=half) == []
+    found = told("float16", dst=half, fp16_accumulation=True)
     assert [d.what for d in found] == ["setting: float16 accumulation"]
 
 
@@ -211,7 +211,7 @@ def test_a_lower_precision_asked_of_jax() -> None:
 def test_a_lower_precision_within_the_function() -> None:
     x = jnp.ones((2, 2))
     low = jax.jit(lambda: jnp.matmul(x, x, precision="high"))
-    (found,) = told(here=low)
+    (found,) = told(dst=low)
     assert (found.what, found.jax) == ("setting: float32 matmul precision", "high")
 
 
@@ -278,7 +278,7 @@ def test_a_jax_module_that_is_training() -> None:
 
 def test_narrow_operands_within_the_function() -> None:
     x = jnp.ones((2, 2), jnp.bfloat16)
-    (found,) = told(here=lambda: jax.lax.scan(lambda c, _: (c @ x, None), x, None, 2))
+    (found,) = told(dst=lambda: jax.lax.scan(lambda c, _: (c @ x, None), x, None, 2))
     assert (found.what, found.jax) == ("setting: matmul operands", "bfloat16")
 
 
@@ -287,14 +287,14 @@ def test_attention_that_jax_fuses() -> None:
     def flash_attention() -> Any:
         return product()
 
-    (found,) = told(here=flash_attention)
+    (found,) = told(dst=flash_attention)
     assert (found.what, found.jax) == ("setting: attention implementation", "flash_attention")
 
 
 # ---- a decoder ----------------------------------------------------------------------------------
 
 
-def of_fault(wrong: Wrong, layout: str = "scan", remat: str = "none") -> list[Difference]:
+def of_fault(wrong: InjectedFault, layout: str = "scan", remat: str = "none") -> list[Difference]:
     report, given = Report(), inputs(TINY, 64, 0)
     read = decoder_settings.Sides(given, report)
     read.torch("float32")(runs.torch_model(TINY, WEIGHTS, "float32"))
@@ -309,8 +309,8 @@ def of_fault(wrong: Wrong, layout: str = "scan", remat: str = "none") -> list[Di
 @pytest.mark.parametrize("layout", ["scan", "unroll"])
 def test_masks_positions_and_scalars(layout: str, remat: str) -> None:
     before = (Attention.__call__, Rotary.__call__)
-    assert of_fault(Wrong(), layout, remat) == []
-    (mask,) = of_fault(FAULTS["not-causal"].wrong, layout, remat)
+    assert of_fault(InjectedFault(), layout, remat) == []
+    (mask,) = of_fault(FAULTS["not-causal"].injected, layout, remat)
     assert (Attention.__call__, Rotary.__call__) == before
     segments = inputs(TINY, 64, 0).segments
     pairs = np.tril(segments[:, :, None] == segments[:, None, :])
@@ -319,12 +319,12 @@ def test_masks_positions_and_scalars(layout: str, remat: str) -> None:
     assert mask.jax == f"{every} pairs seen"
     first = "the first at sequence 0, token 0, key token 1"
     assert mask.about == f"{every - seen} of {every} pairs differ, {first}"
-    (positions,) = of_fault(FAULTS["position-from-one"].wrong, layout, remat)
+    (positions,) = of_fault(FAULTS["position-from-one"].injected, layout, remat)
     assert positions.what == "setting: rotary positions"
     assert positions.about.startswith(f"{segments.size} of {segments.size} positions differ")
-    (eps, _) = of_fault(FAULTS["norm-eps"].wrong, layout, remat)
+    (eps, _) = of_fault(FAULTS["norm-eps"].injected, layout, remat)
     assert (eps.what, eps.torch) == ("setting: layers.{0..2}.pre_attn.eps", "1e-06")
-    (base,) = of_fault(FAULTS["rope-base"].wrong, layout, remat)
+    (base,) = of_fault(FAULTS["rope-base"].injected, layout, remat)
     assert base.what == "setting: layers.{0..2}.attn.rotate.frequency"
     assert base.about == "the first that differs is pair 1"
 
@@ -380,4 +380,4 @@ def test_a_flag_in_a_comparison_of_ones_own() -> None:
     found = compared(theirs, ours=narrow)
     assert not found.equal
     assert found.preflight[0].what == "setting: matmul operands"
-    assert not [s for s in found.suspects if s.direction == "given"]  # a setting is no weight
+    assert not [s for s in found.divergences if s.direction == "given"]  # a setting is no weight

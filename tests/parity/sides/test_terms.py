@@ -51,7 +51,7 @@ def nope() -> Model:
     base = shapes()["pre-norm"]
     (block,) = base.runs[0].blocks
     attn = replace(block.attn, rope=None, bias=True)
-    return replace(base, runs=(Run(blocks=(replace(block, attn=attn),), times=2),))
+    return replace(base, runs=(Run(blocks=(replace(block, attn=attn),), repeats=2),))
 
 
 def test_a_gradient_that_cancels_is_no_alarm_and_a_wrong_one_is() -> None:

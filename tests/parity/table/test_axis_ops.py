@@ -38,10 +38,10 @@ def test_rearranging_is_what_einops_does_and_comes_back(case: tuple[str, dict[st
     x = np.arange(math.prod(sizes.values())).reshape(
         axis_ops.shape(axis_ops.sides(pattern)[0], sizes)
     )
-    there = axis_ops.rearrange(x, pattern, sizes)
-    np.testing.assert_array_equal(there, einops.rearrange(x, pattern, **sizes))
-    assert there.shape == axis_ops.shape(axis_ops.sides(pattern)[1], sizes)
-    np.testing.assert_array_equal(axis_ops.rearrange(there, axis_ops.flip(pattern), sizes), x)
+    src = axis_ops.rearrange(x, pattern, sizes)
+    np.testing.assert_array_equal(src, einops.rearrange(x, pattern, **sizes))
+    assert src.shape == axis_ops.shape(axis_ops.sides(pattern)[1], sizes)
+    np.testing.assert_array_equal(axis_ops.rearrange(src, axis_ops.flip(pattern), sizes), x)
 
 
 def test_a_shape_that_is_not_the_left_side_is_refused() -> None:

@@ -26,7 +26,7 @@ def patterned() -> Model:
     spec = preset("reference-tiny")
     (block,) = spec.runs[0].blocks
     other = replace(block, ffn=replace(block.ffn, hidden=20), post_ffn=RMS(eps=1e-6))
-    runs = (Run(blocks=(block, other), times=2), Run(blocks=(other,), times=1))
+    runs = (Run(blocks=(block, other), repeats=2), Run(blocks=(other,), repeats=1))
     return replace(spec, runs=runs, tied=False)
 
 
@@ -76,22 +76,20 @@ def test_rearrange_by_hand() -> None:
 def test_every_tensor_comes_back_bit_for_bit(name: str, layout: str, dtype: Any) -> None:
     spec = patterned() if name == "patterned" else preset(name)
     rows = decoder_table.rows(spec, layout)
-    there = {
+    src = {
         name: wild(shape, dtype, seed)
-        for seed, (name, shape) in enumerate(tensors.shapes_there(rows))
+        for seed, (name, shape) in enumerate(tensors.src_shapes(rows))
     }
-    here = forward(rows, {k: Tensor.of(v) for k, v in there.items()}, "there")
-    values = {k: Tensor.of(v.read()) for k, v in here.items()}
-    for name, tensor in here.items():
+    dst = forward(rows, {k: Tensor.of(v) for k, v in src.items()}, "there")
+    values = {k: Tensor.of(v.read()) for k, v in dst.items()}
+    for name, tensor in dst.items():
         assert values[name].dtype == tensor.dtype == np.dtype(dtype)
         assert values[name].shape == tensor.shape
     back = backward(rows, values, "here")
-    assert back.keys() == there.keys()
-    assert {k: digest(v.read()) for k, v in back.items()} == {
-        k: digest(v) for k, v in there.items()
-    }
+    assert back.keys() == src.keys()
+    assert {k: digest(v.read()) for k, v in back.items()} == {k: digest(v) for k, v in src.items()}
     # Read in another order, when a stack cannot be kept: the same.
-    assert all(digest(back[k].read()) == digest(there[k]) for k in reversed(list(back)))
+    assert all(digest(back[k].read()) == digest(src[k]) for k in reversed(list(back)))
 
 
 def test_layers_stand_where_the_pattern_puts_them() -> None:
@@ -99,40 +97,38 @@ def test_layers_stand_where_the_pattern_puts_them() -> None:
     spec = patterned()
     marked = {
         name: np.full(shape, float(name.split(".")[1]) if name.startswith("layers.") else -1.0)
-        for name, shape in tensors.shapes_there(decoder_table.rows(spec, "scan"))
+        for name, shape in tensors.src_shapes(decoder_table.rows(spec, "scan"))
     }
     given = {k: Tensor.of(v) for k, v in marked.items()}
-    here = {k: t.read() for k, t in forward(decoder_table.rows(spec, "scan"), given, "x").items()}
-    assert here["stack/runs/0/0/attn/q"][:, 0, 0, 0].tolist() == [0, 2]
-    assert here["stack/runs/0/1/attn/q"][:, 0, 0, 0].tolist() == [1, 3]
-    assert here["stack/runs/1/0/attn/q"][:, 0, 0, 0].tolist() == [4]
-    assert here["stack/runs/0/1/post_ffn/weight"].shape == (2, 32)
-    here = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "scan"), given, "x").items()}
+    assert dst["stack/runs/0/0/attn/q"][:, 0, 0, 0].tolist() == [0, 2]
+    assert dst["stack/runs/0/1/attn/q"][:, 0, 0, 0].tolist() == [1, 3]
+    assert dst["stack/runs/1/0/attn/q"][:, 0, 0, 0].tolist() == [4]
+    assert dst["stack/runs/0/1/post_ffn/weight"].shape == (2, 32)
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
     for i in range(5):
-        assert (here[f"stack/layers/{i}/ffn/up"] == i).all()
+        assert (dst[f"stack/layers/{i}/ffn/up"] == i).all()
 
 
 def test_each_row_moves_as_the_letters_say() -> None:
     """q.weight's row n h becomes q[:, n, h]; o.weight's column n h becomes o[n, h]; head is v d."""
     spec = replace(preset("reference-tiny"), tied=False)
     rng = np.random.default_rng(0)
-    there = {
-        k: rng.normal(size=s) for k, s in tensors.shapes_there(decoder_table.rows(spec, "unroll"))
-    }
-    given = {k: Tensor.of(v) for k, v in there.items()}
-    here = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
+    src = {k: rng.normal(size=s) for k, s in tensors.src_shapes(decoder_table.rows(spec, "unroll"))}
+    given = {k: Tensor.of(v) for k, v in src.items()}
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
     n, h = 3, 5
     q, o = "layers.1.attn.q.weight", "layers.1.attn.o.weight"
-    np.testing.assert_array_equal(here["stack/layers/1/attn/q"][:, n, h], there[q][n * 8 + h])
-    np.testing.assert_array_equal(here["stack/layers/1/attn/o"][n, h], there[o][:, n * 8 + h])
-    k, v = here["stack/layers/1/attn/k"], here["stack/layers/1/attn/v"]
-    np.testing.assert_array_equal(k[:, 1, h], there["layers.1.attn.k.weight"][8 + h])
-    np.testing.assert_array_equal(v[:, 1, h], there["layers.1.attn.v.weight"][8 + h])
+    np.testing.assert_array_equal(dst["stack/layers/1/attn/q"][:, n, h], src[q][n * 8 + h])
+    np.testing.assert_array_equal(dst["stack/layers/1/attn/o"][n, h], src[o][:, n * 8 + h])
+    k, v = dst["stack/layers/1/attn/k"], dst["stack/layers/1/attn/v"]
+    np.testing.assert_array_equal(k[:, 1, h], src["layers.1.attn.k.weight"][8 + h])
+    np.testing.assert_array_equal(v[:, 1, h], src["layers.1.attn.v.weight"][8 + h])
     for part in ("gate", "up", "down"):
-        x = here[f"stack/layers/2/ffn/{part}"]
-        np.testing.assert_array_equal(x, there[f"layers.2.ffn.{part}.weight"].T)
-    np.testing.assert_array_equal(here["embed/weight"], there["embed.weight"])
-    np.testing.assert_array_equal(here["head/weight"], there["head.weight"].T)
+        x = dst[f"stack/layers/2/ffn/{part}"]
+        np.testing.assert_array_equal(x, src[f"layers.2.ffn.{part}.weight"].T)
+    np.testing.assert_array_equal(dst["embed/weight"], src["embed.weight"])
+    np.testing.assert_array_equal(dst["head/weight"], src["head.weight"].T)
 
 
 def test_holes() -> None:
@@ -140,19 +136,19 @@ def test_holes() -> None:
     row = Row("l{l}/up", "layers.{l}.experts.{e}.up", "f d -> d f", {"f": 2, "d": 3})
     row = replace(row, holes={"l": [4, 7], "e": range(5)})
     moves = list(row.moves())
-    assert [m.here for m in moves] == ["l4/up", "l7/up"]
-    assert moves[1].there == tuple(f"layers.7.experts.{e}.up" for e in range(5))
-    assert moves[1].shape_here == (5, 3, 2)
-    assert moves[1].shape_there == (2, 3)
+    assert [m.dst for m in moves] == ["l4/up", "l7/up"]
+    assert moves[1].src == tuple(f"layers.7.experts.{e}.up" for e in range(5))
+    assert moves[1].dst_shape == (5, 3, 2)
+    assert moves[1].src_shape == (2, 3)
 
-    both = replace(row, here="up", holes={"l": [0, 1], "e": [0, 1, 2]})
+    both = replace(row, dst="up", holes={"l": [0, 1], "e": [0, 1, 2]})
     (move,) = both.moves()
-    assert move.shape_here == (2, 3, 3, 2)
+    assert move.dst_shape == (2, 3, 3, 2)
     names = [f"layers.{x}.experts.{e}.up" for x in (0, 1) for e in (0, 1, 2)]
-    assert move.there == tuple(names)
+    assert move.src == tuple(names)
     given = {name: np.full((2, 3), i, np.float32) for i, name in enumerate(names)}
-    here = forward([both], {k: Tensor.of(v) for k, v in given.items()}, "x")
-    value = here["up"].read()
+    dst = forward([both], {k: Tensor.of(v) for k, v in given.items()}, "x")
+    value = dst["up"].read()
     assert value[:, :, 0, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     back = backward([both], {"up": Tensor.of(value)}, "x")
     for name, x in given.items():
@@ -212,9 +208,9 @@ def test_a_table_that_reads_twice_is_refused() -> None:
 
 
 def test_backward_refuses_too() -> None:
-    here = {"a": Tensor.of(np.zeros((3, 2))), "b": Tensor.of(np.zeros((3, 3)))}
+    dst = {"a": Tensor.of(np.zeros((3, 2))), "b": Tensor.of(np.zeros((3, 3)))}
     with pytest.raises(BadInput, match=r"b: shape \(3, 3\), expected \(2, 3\)"):
-        backward(ROWS, here, "the model")
+        backward(ROWS, dst, "the model")
 
 
 def test_a_long_list_of_problems_is_cut() -> None:
@@ -234,9 +230,9 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 
         return Tensor(x.shape, x.dtype, read)
 
-    here = forward(ROWS, {k: lazy(k, v) for k, v in GOOD.items()}, "the file")
+    dst = forward(ROWS, {k: lazy(k, v) for k, v in GOOD.items()}, "the file")
     assert reads == []
-    here["b"].read()
+    dst["b"].read()
     assert reads == ["B0", "B1"]  # each once, and no other
     reads.clear()
 
@@ -251,8 +247,8 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 def test_moves_are_views_where_they_can_be() -> None:
     """A transposed matrix costs no copy."""
     x = np.zeros((2, 3))
-    here = forward(ROWS, given(A=x), "the file")
-    assert np.shares_memory(here["a"].read(), x)
+    dst = forward(ROWS, given(A=x), "the file")
+    assert np.shares_memory(dst["a"].read(), x)
 
 
 @pytest.mark.parametrize("turned_by", ["numpy", "xla"])

@@ -17,8 +17,8 @@ from jaxtwin.parity.selftest.optimizer_faults import CONFIG, STEPS, lively, refe
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.parity.training import adam, moments
-from jaxtwin.parity.training.adam import How, Part, Seen, Setting, State, Step
-from jaxtwin.parity.training.adam_hypotheses import MISTAKES, Suspect, explain
+from jaxtwin.parity.training.adam import ObservedStep, How, Part, Setting, State, Step
+from jaxtwin.parity.training.adam_hypotheses import HYPOTHESES, Divergence, explain
 from jaxtwin.parity.training.torch_training import TorchSide, random_batches
 from jaxtwin.parity.training.trajectory import JaxSide, optimizer
 from jaxtwin.tests.helpers import kit
@@ -82,8 +82,8 @@ def test_the_reference_shows_what_it_must() -> None:
 
 WAYS = [
     (known.name, how)
-    for known in MISTAKES
-    for how, _ in known.ways(Suspect(Setting.of(tiny(), CONFIG, STEPS), ()))
+    for known in HYPOTHESES
+    for how, _ in known.ways(Divergence(Setting.of(tiny(), CONFIG, STEPS), ()))
 ]
 FITTED = [  # numbers that no default gives away
     ("b1", How(numbers={"b1": 0.87654321})),
@@ -102,28 +102,28 @@ def test_every_mistake_stands_alone(name: str, how: How) -> None:
     """Each way to make it is called by its name, and no other mistake looks the same."""
     setting, most = Setting.of(tiny(), CONFIG, STEPS), {}
     seen = tuple(
-        Seen(s.before, s.parts, adam.step(setting, s.before, s.parts, how, most))
+        ObservedStep(s.before, s.parts, adam.step(setting, s.before, s.parts, how, most))
         for s in reference()
     )
-    causes = explain(Suspect(setting, seen))
+    causes = explain(Divergence(setting, seen))
     assert [(c.name, c.proven, c.part) for c in causes] == [(name, True, "optimizer")]
 
 
 def test_what_is_right_has_no_cause_and_what_is_not_known_has_none() -> None:
     setting = Setting.of(tiny(), CONFIG, STEPS)
-    assert explain(Suspect(setting, reference())) == []
+    assert explain(Divergence(setting, reference())) == []
     odd = [
         replace(s, made=replace(s.made, mu={n: x * (1 + 1e-9) for n, x in s.made.mu.items()}))
         for s in reference()
     ]
-    assert explain(Suspect(setting, tuple(odd))) == []
+    assert explain(Divergence(setting, tuple(odd))) == []
 
 
 def test_two_mistakes_together_are_not_named() -> None:
     setting = Setting.of(tiny(), CONFIG, STEPS)
     how = How(decays="none", correct_mu=False)
     seen = [replace(s, made=adam.step(setting, s.before, s.parts, how)) for s in reference()]
-    assert explain(Suspect(setting, tuple(seen))) == []
+    assert explain(Divergence(setting, tuple(seen))) == []
 
 
 def test_what_the_steps_cannot_tell_apart_is_said() -> None:
@@ -131,7 +131,7 @@ def test_what_the_steps_cannot_tell_apart_is_said() -> None:
     setting = Setting.of(tiny(), replace(CONFIG, peak=1e-2), STEPS)
     how = How(clip="none")
     seen = [replace(s, made=adam.step(setting, s.before, s.parts, how)) for s in reference()]
-    causes = {c.name: c for c in explain(Suspect(setting, tuple(seen)))}
+    causes = {c.name: c for c in explain(Divergence(setting, tuple(seen)))}
     assert causes.keys() == {"clip-missing", "clip-of-update"}
     assert not any(c.proven for c in causes.values())
     assert "or clip-of-update: on these steps they are the same" in causes["clip-missing"].about
@@ -166,9 +166,9 @@ def optax_of(layout: str) -> Any:
 def test_moments_come_back_bit_for_bit(layout: str, dtype: str) -> None:
     state = trained(3, dtype).optimizer.state_dict()
     with jax.enable_x64(dtype == "float64"):
-        there = moments.to_optax(tiny(), state, optax_of(layout), layout)
-        assert {int(x) for _, x in optax.tree.get_all_with_path(there, "count")} == {3}
-        back = moments.to_torch(tiny(), there, state, layout)
+        src = moments.to_optax(tiny(), state, optax_of(layout), layout)
+        assert {int(x) for _, x in optax.tree.get_all_with_path(src, "count")} == {3}
+        back = moments.to_torch(tiny(), src, state, layout)
     assert back["param_groups"] == state["param_groups"]
     assert back["state"].keys() == state["state"].keys()
     for number, entry in state["state"].items():
@@ -224,7 +224,7 @@ def test_what_cannot_be_carried_is_refused() -> None:
         moments.to_optax(spec, trained(1).optimizer.state_dict(), optimizer)
     with pytest.raises(BadInput, match="does not hold this model's tensors"):
         moments.to_optax(tiny(kv=4), state, optimizer)
-    there = moments.to_optax(spec, state, optimizer)
+    src = moments.to_optax(spec, state, optimizer)
     state["state"][0]["step"] = torch.tensor(7.0)
     with pytest.raises(BadInput, match=r"different steps: \[2, 7\]"):
         moments.to_optax(spec, state, optimizer)
@@ -232,7 +232,7 @@ def test_what_cannot_be_carried_is_refused() -> None:
         moments.to_torch(spec, optax.sgd(0.1).init({}), state)
     other = TorchSide(tiny(tied=False), lively(tiny(tied=False)), CALM, 20, "float32")
     with pytest.raises(BadInput, match=r"differ in 1 parameters, e.g. \['head.weight'\]"):
-        moments.to_torch(spec, there, other.optimizer.state_dict())
+        moments.to_torch(spec, src, other.optimizer.state_dict())
 
 
 def test_a_step_is_data() -> None:

@@ -50,9 +50,9 @@ def test_the_right_optimizer_is_equal_along_the_run_and_alone() -> None:
     for kind in training_check.KINDS:
         points = [p for p in report.points if p.direction == kind]
         assert {p.probe for p in points} == names
-        assert all(p.ok and p.accumulated <= 1e-9 for p in points)
-    assert any(p.accumulated > 0 for p in report.points)
-    assert report.suspects == []
+        assert all(p.ok and p.accumulated_error <= 1e-9 for p in points)
+    assert any(p.accumulated_error > 0 for p in report.points)
+    assert report.divergences == []
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_a_wrong_optimizer_is_named(new: dict[str, float], cause: str, failing: 
     bad = [c for c in report.checks if not c.ok]
     assert {c.name.split(", ")[1].split(":")[0] for c in bad if "alone" in c.name} == failing
     assert any(c.name.startswith("trained: parameters") for c in bad)
-    (suspect,) = report.suspects
-    assert suspect.part == "optimizer"
-    assert suspect.worst > 1
-    assert suspect.cause is not None
-    assert (suspect.cause.name, suspect.cause.proven) == (cause, True)
+    (divergence,) = report.divergences
+    assert divergence.part == "optimizer"
+    assert divergence.worst > 1
+    assert divergence.cause is not None
+    assert (divergence.cause.name, divergence.cause.proven) == (cause, True)
     said = verdict(report)
     assert said.startswith("NOT EQUAL: first divergence at optimizer (")
     assert f"'{cause}' (proven)" in said
     html = page(report, "tiny")
     assert "Trained side by side" in html
     assert "updates, each step alone" in html
-    assert suspect.cause.advice.split("'")[0] in html
+    assert divergence.cause.advice.split("'")[0] in html
 
 
 def test_an_optimizer_that_starts_with_moments_is_seen() -> None:

@@ -25,8 +25,8 @@ from jaxtwin.parity.selftest.optimizer_faults import (
 )
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.parity.training import adam, moments, trajectory
-from jaxtwin.parity.training.adam import Seen
-from jaxtwin.parity.training.single_step import differences, injected
+from jaxtwin.parity.training.adam import ObservedStep
+from jaxtwin.parity.training.single_step import differences, local_error
 from jaxtwin.parity.training.torch_training import IGNORE, TorchSide, observe, random_batches
 from jaxtwin.parity.training.trajectory import JaxSide
 from jaxtwin.parity.training.trajectory import trajectory as side_by_side
@@ -174,12 +174,12 @@ def test_batches_have_uneven_targets() -> None:
 # ---- one step alone ------------------------------------------------------------------------------
 
 
-def right(**new: Any) -> list[Seen]:
+def right(**new: Any) -> list[ObservedStep]:
     """The right optimizer's own steps, or those of another config."""
-    return injected(tiny(), changed(**new)(CONFIG, STEPS, letters()), reference())
+    return local_error(tiny(), changed(**new)(CONFIG, STEPS, letters()), reference())
 
 
-def over(made: list[Seen]) -> list[set[str]]:
+def over(made: list[ObservedStep]) -> list[set[str]]:
     """At each step, which of update, mu and nu are over their band somewhere."""
     return [
         {
@@ -206,7 +206,7 @@ def test_a_band_is_as_wide_as_torchs_parameters_are_coarse() -> None:
     config = replace(CONFIG, peak=1e-9, floor=0.0)
     seen = observe(tiny(), lively(tiny()), config, steps=9, batches=random_batches(tiny(), 3))
     for got, want in zip(
-        injected(tiny(), trajectory.optimizer(config, 9, letters()), seen), seen, strict=True
+        local_error(tiny(), trajectory.optimizer(config, 9, letters()), seen), seen, strict=True
     ):
         found = differences(got, want)
         assert all(error <= band for some in found.values() for error, band in some.values())

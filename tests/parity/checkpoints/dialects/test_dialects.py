@@ -112,7 +112,7 @@ def test_llama3_scaling_is_read_with_its_own_factor(factor: float) -> None:
 def test_the_head_width_is_read_and_not_derived() -> None:
     """Case 5: 16 / 4 would be 4."""
     spec = read(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    shapes = {m.there[0]: m.shape_there for m in moves(HF_LLAMA.rows(spec))}
+    shapes = {m.src[0]: m.src_shape for m in moves(HF_LLAMA.rows(spec))}
     layer = "model.layers.0.self_attn."
     assert shapes[layer + "q_proj.weight"] == (32, 16)
     assert shapes[layer + "k_proj.weight"] == shapes[layer + "v_proj.weight"] == (16, 16)
@@ -282,7 +282,7 @@ def test_token_ids_are_written_as_given() -> None:
 def test_a_model_that_no_family_has_is_refused_by_its_first_difference() -> None:
     spec = preset("smollm2-tiny")
     block = spec.layers[0]
-    layers = lambda *blocks: replace(spec, runs=(Run(blocks=blocks, times=1),))  # noqa: E731
+    layers = lambda *blocks: replace(spec, runs=(Run(blocks=blocks, repeats=1),))  # noqa: E731
     wider = replace(block, ffn=replace(block.ffn, hidden=41))
     eps = replace(block, pre_ffn=RMS(eps=1e-3))
     rope = replace(block, attn=replace(block.attn, rope=Rope(base=7.0, pairs="half")))

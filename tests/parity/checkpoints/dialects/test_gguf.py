@@ -160,7 +160,7 @@ def theirs(kind: str, model: Any, rows: list[Row]) -> list[Row]:
     """The dialect's rows to transformers' names: pairs are half-split there too."""
     names = {name_of(kind, name): name for name, _ in model.named_parameters()}
     return [
-        replace(row, here=move.here, there=names[move.there[0]], holes={})
+        replace(row, dst=move.dst, src=names[move.src[0]], holes={})
         for row in rows
         for move in row.moves()
     ]
@@ -169,9 +169,9 @@ def theirs(kind: str, model: Any, rows: list[Row]) -> list[Row]:
 def run(model: Any, rows: list[Row], given: Inputs) -> Outcome:
     """transformers' own forward and backward, its masks written out: causal, and with a window."""
     t = given.ids.shape[1]
-    ago = np.arange(t)[:, None] - np.arange(t)
-    seen = (ago >= 0) & (given.segments[:, :, None] == given.segments[:, None, :])
-    near = seen & (ago < (getattr(model.config, "sliding_window", None) or t))
+    query_key_distance = np.arange(t)[:, None] - np.arange(t)
+    seen = (query_key_distance >= 0) & (given.segments[:, :, None] == given.segments[:, None, :])
+    near = seen & (query_key_distance < (getattr(model.config, "sliding_window", None) or t))
     lowest = np.finfo(np.float32).min
     whole, local = (
         torch.from_numpy(np.where(x[:, None], np.float32(0), lowest)) for x in (seen, near)
@@ -217,9 +217,9 @@ def test_no_value_moves_and_no_row(tmp_path: Path, kind: str) -> None:
     source = open_source(write(tmp_path / "x.gguf", kind, model))
     given = {name: param.detach().numpy() for name, param in model.named_parameters()}
     for move in moves(theirs(kind, model, ARCHITECTURES[kind][0].rows(source.spec))):
-        shift = KINDS[kind].shift if move.there[0].endswith("norm.weight") else 0
+        shift = KINDS[kind].shift if move.src[0].endswith("norm.weight") else 0
         np.testing.assert_array_equal(
-            source.tensors[move.here].read(), given[move.there[0]] + np.float32(shift)
+            source.tensors[move.dst].read(), given[move.src[0]] + np.float32(shift)
         )
 
 
@@ -350,7 +350,7 @@ def test_names_are_the_gguf_packages(kind: str) -> None:
     known = {gguf.TENSOR_NAMES[t].format(bid=0) for t in gguf.MODEL_TENSORS[arch]} - {"rope_freqs"}
     spec, _ = read(kind, ("output.weight",))
     rows = ARCHITECTURES[kind][0].rows(spec)
-    ours = {m.there[0].rpartition(".")[0] for m in moves(rows)}
+    ours = {m.src[0].rpartition(".")[0] for m in moves(rows)}
     assert {name for name in ours if not name.startswith("blk.") or ".0." in name} == known
 
 

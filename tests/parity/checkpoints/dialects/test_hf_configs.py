@@ -138,7 +138,7 @@ def test_more_layers_than_anybody_has_are_refused_at_once(kind: str) -> None:
     key = "n_layer" if kind in ("gpt2", "bloom") else "num_hidden_layers"
     more = {"sliding_window_pattern": 6} if kind == "gemma3_text" else {}
     for layers in (10_001, 10**12):
-        with pytest.raises(BadInput, match=f"{key}: times={layers} is more than 10000 rep"):
+        with pytest.raises(BadInput, match=f"{key}: repeats={layers} is more than 10000 rep"):
             from_hf(config(kind, **{key: layers}, layer_types=None, **more))
 
 

@@ -57,10 +57,10 @@ def same_model(one: Any, other: Any) -> None:
 
 def goes_round(tmp_path: Path, kind: str, variant: str, dtype: str) -> None:
     source = hf_models.folder(tmp_path / "a", kind, variant, dtype)
-    there = convert(source, tmp_path / "b", "hf", sha256=True)
+    src = convert(source, tmp_path / "b", "hf", sha256=True)
     jax = convert(source, tmp_path / "jax", "jax", sha256=True)
     back = convert(tmp_path / "jax", tmp_path / "c", "hf", sha256=True)
-    assert there["sha256"] == jax["sha256"] == back["sha256"]
+    assert src["sha256"] == jax["sha256"] == back["sha256"]
     assert not [note for note in back["notes"] if "not kept" in note]
     first = loaded(source)
     for folder in (tmp_path / "b", tmp_path / "c"):

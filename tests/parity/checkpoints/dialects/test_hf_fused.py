@@ -179,7 +179,7 @@ def test_rows_of_biases_and_head_norms_are_reordered_with_their_matrices() -> No
     half = np.arange(10.0)  # what a head of the file holds
     want = np.array([0, 5, 1, 6, 2, 7, 3, 8, 4, 9])
     for name, heads in (("q.bias", 4), ("k.bias", 2), ("q_norm.norm.weight", 1)):
-        row = [m for m in moves(rows) if m.here == f"layers.1.attn.{name}"]
+        row = [m for m in moves(rows) if m.dst == f"layers.1.attn.{name}"]
         x = np.concatenate([half + 100 * n for n in range(heads)])
         got = row[0].forward(x)
         np.testing.assert_array_equal(got, np.concatenate([want + 100 * n for n in range(heads)]))
@@ -276,9 +276,9 @@ def test_every_row_of_every_family_comes_back() -> None:
         rows = FAMILIES[kind].dialect.rows(spec)
         model = hf_models.model(kind, variant)
         names = {n: p.detach().numpy() for n, p in model.named_parameters()}
-        there = {n: Tensor.of(x) for n, x in names.items()}
-        here = forward(rows, there, "the test")
-        back = backward(rows, here, "the test")
+        src = {n: Tensor.of(x) for n, x in names.items()}
+        dst = forward(rows, src, "the test")
+        back = backward(rows, dst, "the test")
         assert bits({n: t.read() for n, t in back.items()}) == bits(names)
 
 

@@ -39,8 +39,8 @@ def test_layers_are_written_as_the_smallest_pattern(
     layers: str, wanted: list[tuple[int, int]]
 ) -> None:
     found = runs(letters(layers))
-    assert [(len(run.blocks), run.times) for run in found] == wanted
-    flat = [block for run in found for block in run.blocks * run.times]
+    assert [(len(run.blocks), run.repeats) for run in found] == wanted
+    flat = [block for run in found for block in run.blocks * run.repeats]
     assert flat == letters(layers)
     assert all(isinstance(run, Run) for run in found)
 

@@ -37,11 +37,11 @@ def test_only_q_and_k_rows_move_and_only_between_pairings(dialect: Any, ours: st
     block: Block = spec.layers[0]
     rope = Rope(base=500.0, pairs=ours)  # type: ignore[arg-type]
     block = replace(block, attn=replace(block.attn, rope=rope))
-    spec = replace(spec, runs=(Run(blocks=(block,), times=3),))
+    spec = replace(spec, runs=(Run(blocks=(block,), repeats=3),))
     rng = np.random.default_rng(0)
     half = {
         name: rng.standard_normal(shape).astype(np.float32)
-        for name, shape in [(m.here, m.shape_here) for m in moves(dialect.rows(spec))]
+        for name, shape in [(m.dst, m.dst_shape) for m in moves(dialect.rows(spec))]
     }
     heads = {"attn.q.weight": 6, "attn.k.weight": 2}
 
@@ -53,14 +53,14 @@ def test_only_q_and_k_rows_move_and_only_between_pairings(dialect: Any, ours: st
             for name, w in half.items()
         }
 
-    names = {m.here: m.there[0] for m in moves(dialect.rows(spec))}
-    there = {names[n]: Tensor.of(w) for n, w in stored(dialect.pairs).items()}
-    here = forward(dialect.rows(spec), there, "the test")
+    names = {m.dst: m.src[0] for m in moves(dialect.rows(spec))}
+    src = {names[n]: Tensor.of(w) for n, w in stored(dialect.pairs).items()}
+    dst = forward(dialect.rows(spec), src, "the test")
     for name, w in stored(ours).items():
-        np.testing.assert_array_equal(here[name].read(), w)
-    back = backward(dialect.rows(spec), here, "the test")
-    assert back.keys() == there.keys()
-    for name, tensor in there.items():
+        np.testing.assert_array_equal(dst[name].read(), w)
+    back = backward(dialect.rows(spec), dst, "the test")
+    assert back.keys() == src.keys()
+    for name, tensor in src.items():
         np.testing.assert_array_equal(back[name].read(), tensor.read())
 
 
@@ -73,26 +73,26 @@ def test_names_are_those_that_others_write(tied: bool) -> None:
     theirs = {
         name: tuple(p.shape) for name, p in hf_model(tied=tied).named_parameters()
     }  # a tied head is named once
-    assert {m.there[0]: m.shape_there for m in moves(HF_LLAMA.rows(spec))} == theirs
+    assert {m.src[0]: m.src_shape for m in moves(HF_LLAMA.rows(spec))} == theirs
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
     for hf, ours in zip(moves(HF_LLAMA.rows(spec)), moves(GGUF_LLAMA.rows(spec)), strict=True):
-        stem = known.get_name(hf.there[0].removesuffix(".weight"))
-        assert f"{stem}.weight" == ours.there[0]
+        stem = known.get_name(hf.src[0].removesuffix(".weight"))
+        assert f"{stem}.weight" == ours.src[0]
 
 
 def test_a_layer_without_positions_has_nothing_to_reorder() -> None:
     """Case 20: Q and K of a layer that does not turn are stored as they are, odd widths too."""
     spec = read()
     block = replace(spec.layers[0], attn=replace(attn(spec), rope=None, width=5))
-    spec = replace(spec, runs=(Run(blocks=(block,), times=2),))
+    spec = replace(spec, runs=(Run(blocks=(block,), repeats=2),))
     for dialect in (REFERENCE, GGUF_LLAMA):
-        rows = {row.here: row.pattern for row in dialect.rows(spec)}
+        rows = {row.dst: row.pattern for row in dialect.rows(spec)}
         assert rows["layers.{l}.attn.q.weight"] == "(n h) d -> (n h) d"
-        assert moves(dialect.rows(spec))[2].shape_there == (30, 24)
+        assert moves(dialect.rows(spec))[2].src_shape == (30, 24)
 
 
 def test_every_tensor_of_the_table_is_named_once_in_every_dialect() -> None:
     spec = read()
-    ours = sorted(n for m in moves(decoder_table.rows(spec)) for n in m.there)
+    ours = sorted(n for m in moves(decoder_table.rows(spec)) for n in m.src)
     for dialect in LLAMAS.values():
-        assert sorted(m.here for m in moves(dialect.rows(spec))) == ours
+        assert sorted(m.dst for m in moves(dialect.rows(spec))) == ours
