@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow lint format check clean
+.PHONY: help venv demo test test-slow test-all lint types house format check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,19 +34,29 @@ $(DEMO): $(INSTALLED)
 demo: $(DEMO) ## the whole job on a real checkpoint: convert, check, generate, train, export
 	$(BIN)/jaxtwin demo
 
+# Three levels, each within the next. What is marked `alone` takes all cores and half of the memory.
 test: $(INSTALLED) ## the tests, in under ten minutes on two cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not full"
 
-test-slow: $(DEMO) ## what takes longer: the real checkpoint in full
-	$(PYTEST) -m "slow and not alone" --timeout 1500
-	$(BIN)/pytest -m alone --timeout 1500
+test-slow: $(DEMO) ## what takes longer: the real checkpoint, a sample of each long proof
+	$(PYTEST) -m "slow and not full and not alone" --timeout 1500
+	$(BIN)/pytest -m "slow and not full and alone" --timeout 1500
 
-lint: $(INSTALLED) ## ruff, the type checker and the import contract
+test-all: $(DEMO) ## every test: each long proof at full length, the whole kill table
+	$(PYTEST) -m "not alone" --timeout 3600
+	$(BIN)/pytest -m alone --timeout 3600
+
+lint: types ## ruff, the type checker and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(INSTALLED) ## the type checker alone
 	@mkdir -p .lint && ln -sfn .. .lint/jaxtwin  # mypy finds a package by its folder's name
 	MYPYPATH=.lint $(BIN)/mypy -p jaxtwin
-	$(BIN)/lint-imports
+
+house: $(INSTALLED) ## import circles, files in each room, what is too long
+	$(BIN)/python -m jaxtwin.tests.package.house
 
 format: $(INSTALLED) ## rewrite the code as ruff lays it out
 	$(BIN)/ruff format .
@@ -55,4 +65,4 @@ format: $(INSTALLED) ## rewrite the code as ruff lays it out
 check: lint test ## everything that must hold before a change goes in
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build *.egg-info .lint .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .lint .mypy_cache .ruff_cache .hypothesis .import_linter_cache
