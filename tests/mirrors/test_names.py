@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxtwin import jaxmodel, torchref
+from jaxtwin.configs import spec as spec_module
 from jaxtwin.jaxmodel import attention as jax_attention
 from jaxtwin.jaxmodel import block as jax_block
 from jaxtwin.jaxmodel import ffn as jax_ffn
@@ -148,7 +149,7 @@ def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
             assert dst.keys() == vars(torch_decoder)[name].keys()
     assert jax_attention.WINDOWS.keys() == torch_attention.WINDOWS.keys()
     assert set().union(*(dst for dst, _ in rooms)) == decoder_table.ROWS.keys()
-    assert set(decoder_table.ROWS) - {type(None)} == set(configs.spec.PARTS)
+    assert set(decoder_table.ROWS) - {type(None)} == set(spec_module.PARTS)
     assert jax_decoder.HEADS.keys() == torch_decoder.HEADS.keys() == decoder_table.HEADS.keys()
     assert jax_position.PAIRS.keys() == torch_position.PAIRS.keys()
     assert jax_ffn.ACTIVATIONS.keys() == torch_ffn.ACTIVATIONS.keys()
@@ -156,14 +157,14 @@ def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
 
 def ours(x: object) -> bool:
     """A spec class, and not one that pydantic lends."""
-    return dataclasses.is_dataclass(x) and getattr(x, "__module__", "") == "configs.spec"
+    return dataclasses.is_dataclass(x) and getattr(x, "__module__", "") == spec_module.__name__
 
 
 def test_every_part_of_a_spec_is_listed() -> None:
     """A part is a spec class with a kind."""
-    classes = [x for x in vars(configs.spec).values() if ours(x)]
+    classes = [x for x in vars(spec_module).values() if ours(x)]
     parts = [x for x in classes if any(f.name == "kind" for f in dataclasses.fields(x))]
-    assert set(parts) == set(configs.spec.PARTS)
+    assert set(parts) == set(spec_module.PARTS)
 
 
 def test_slots_are_the_blocks_fields() -> None:

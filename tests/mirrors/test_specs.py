@@ -211,7 +211,7 @@ def test_any_spec(spec: Model, layout: str, seed: int) -> None:
     agree(spec, layout, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @hypothesis.given(spec=models(), layout=SMALL(["scan", "unroll"]), seed=st.integers(100, 199))
 @hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.generate])
 def test_many_specs(spec: Model, layout: str, seed: int) -> None:

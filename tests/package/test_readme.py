@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -83,14 +84,17 @@ def test_what_is_to_come_is_refused_by_name(name: str) -> None:
 
 
 LIGHT = {"gpt2"}  # the others take minutes together
+# Of each row the last preset: the newest of its kind.
+SAMPLE = {re.findall(r"`([^`]+)`", row[0])[-1] for row in table("Models") if "`" in row[0]}
 
 
 def presets(*states: str) -> list:  # type: ignore[type-arg]
-    return [
-        pytest.param(name, marks=() if name in LIGHT else pytest.mark.slow)
-        for name, state in MODELS
-        if state in states
-    ]
+    def level(name: str) -> Any:
+        if name in LIGHT:
+            return ()
+        return pytest.mark.slow if name in SAMPLE else pytest.mark.full
+
+    return [pytest.param(name, marks=level(name)) for name, state in MODELS if state in states]
 
 
 @pytest.mark.parametrize("name", presets("proven"))

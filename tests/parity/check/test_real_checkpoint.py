@@ -8,8 +8,9 @@ import pytest
 import jaxtwin
 from jaxtwin import jaxmodel
 from jaxtwin.parity.checkpoints.source import open_source
+from jaxtwin.parity.sides.inputs import TEXT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # up to 10 GB
 NAME = "smollm2-135m"
 
 

@@ -19,7 +19,6 @@ from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.tests.helpers.folders import entries, pt_file, torch_state
 
 pytestmark = pytest.mark.slow
-TIMES = 20
 SPEC = llama(
     vocab=512, d=256, layers=24, heads=4, kv=2, hidden=1024, max_len=32, base=500.0, pairs="half",
     eps=1e-5, tied=False, width=64,
@@ -64,9 +63,10 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.full)])
 @pytest.mark.parametrize("to", ["jax", "hf"])
-def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str) -> None:
-    """20 moments between the first and the last of a whole run's time, drawn by a seed."""
+def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str, kills: int) -> None:
+    """At moments between the first and the last of an undisturbed run's time, drawn by a seed."""
     source = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16"))
     convert(source, tmp_path / "hf", "hf", shard=4_000_000)
     due = hashes(open_source(tmp_path / "hf").tensors)
@@ -79,8 +79,8 @@ def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str) -> None:
     whole.wait()
     rng = random.Random(to)
     killed, half, left = 0, 0, set[str]()
-    for i in range(3 * TIMES):
-        if killed == TIMES:
+    for i in range(3 * kills):
+        if killed == kills:
             break
         dst = tmp_path / f"out{i}"
         process = started(tmp_path / "hf", dst, to)
@@ -103,7 +103,7 @@ def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str) -> None:
         again = convert(tmp_path / "hf", dst, to, sha256=True)
         assert again["sha256"] == due
         assert hashes(open_source(dst).tensors) == due
-    assert killed == TIMES
+    assert killed == kills
     assert half  # some were killed while they wrote
 
 

@@ -1,4 +1,4 @@
-"""The whole kill table, as people run it: minutes of work, so it is among the slow tests."""
+"""The whole kill table, as people run it (a full proof: minutes of work), and its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxtwin.configs import BadInput
 from jaxtwin.parity.selftest import kill_table, optimizer_faults
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.timeout(1200)
 def test_everything_is_caught_and_nearly_everything_named() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from jaxtwin import jaxmodel, torchref
 from jaxtwin.configs import BadInput, Llama3, Rope, preset
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.checkpoints.convert import convert
