@@ -2,11 +2,22 @@
 
 import difflib
 
-from jaxtwin.configs import bloom, gemma, gpt2, grok, llama, mistral, qwen, reference, transformer
+from jaxtwin.configs import (
+    bloom,
+    gemma,
+    gpt2,
+    grok,
+    llama,
+    mistral,
+    olmo,
+    qwen,
+    reference,
+    transformer,
+)
 from jaxtwin.configs.errors import BadInput, nearest
 from jaxtwin.configs.spec import Model
 
-FAMILIES = (reference, gpt2, transformer, llama, mistral, qwen, gemma, grok, bloom)
+FAMILIES = (reference, gpt2, transformer, llama, mistral, qwen, gemma, grok, bloom, olmo)
 PRESETS: dict[str, Model] = {
     name: spec for family in FAMILIES for name, spec in family.PRESETS.items()
 }

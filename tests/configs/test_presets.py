@@ -47,6 +47,7 @@ PARAMETERS = {
     "gemma-2b": 2_506_172_416,
     "gemma2-2b": 2_614_341_888,
     "gemma3-1b": 999_885_952,
+    "olmo2-1b": 1_484_916_736,
     "bloom-style": 559_214_592,  # bigscience/bloom-560m
     "transformer-2017": 37_000 * 512
     + 6 * (4 * 512**2 + 2 * 512 * 2_048 + 4 * 512 + 2_048 + 512 + 4 * 512),
@@ -66,6 +67,7 @@ TINY = {
     "gemma3-tiny": "gemma3-1b",
     "grok-tiny": "grok-style",
     "bloom-tiny": "bloom-style",
+    "olmo2-tiny": "olmo2-1b",
 }
 
 
@@ -199,6 +201,17 @@ def test_bloom_style() -> None:
     assert (spec.embed_norm, spec.position, spec.tied) == (LN(eps=1e-5), None, True)
     assert (layer.attn.relative, layer.attn.rope) == (Alibi(), None)
     assert (layer.attn.bias, layer.attn.out_bias, layer.ffn.bias) == (True, True, True)
+
+
+def test_olmo2_norms_outputs_alone_and_whole_projections() -> None:
+    spec, layer = preset("olmo2-1b"), only_layer("olmo2-1b")
+    norm = RMS(eps=1e-6, cast="after")
+    assert (spec.d, len(spec.layers), spec.max_len, spec.vocab) == (2_048, 16, 4_096, 100_352)
+    assert (layer.pre_attn, layer.post_attn) == (layer.pre_ffn, layer.post_ffn) == (None, norm)
+    assert (layer.attn.heads, layer.attn.kv, layer.attn.width) == (16, 16, 128)
+    assert (layer.attn.rope, layer.attn.bias) == (rope(5e5), False)
+    assert layer.attn.qk_norm == QKNorm(norm=norm, over="projection")
+    assert (spec.tied, spec.norm, layer.ffn.act) == (False, norm, "silu")
 
 
 def test_grok_style() -> None:

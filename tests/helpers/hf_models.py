@@ -193,6 +193,19 @@ VARIANTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             },
         },
     ),
+    "olmo2": (
+        "Olmo2Config",
+        {
+            "plain": {**SIZES, "rope_parameters": rope()},
+            "all": {
+                **OWN_WIDTH,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+                "hidden_act": "gelu",
+                "rope_parameters": rope("yarn", factor=8.0, **ORIGINAL),
+            },
+        },
+    ),
     "bloom": ("BloomConfig", {"plain": BLOOM, "all": {**BLOOM, "tie_word_embeddings": False}}),
 }
 CASES = [(kind, name) for kind, (_, variants) in VARIANTS.items() for name in variants]

@@ -105,6 +105,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
         "sliding_window_pattern": 6, "vocab_size": 262144,
     },
+    "olmo2-1b": {
+        "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "model_type": "olmo2", "num_attention_heads": 16, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "use_cache": False, "vocab_size": 100352,
+    },
     "bloom-style": {
         "apply_residual_connection_post_layernorm": False, "architectures": ["BloomForCausalLM"],
         "attention_dropout": 0.0, "attention_softmax_in_fp32": True, "bias_dropout_fusion": True,

@@ -17,13 +17,14 @@ from jaxtwin.parity.checkpoints.dialects.hf_gemma import GEMMA, GEMMA2, GEMMA3
 from jaxtwin.parity.checkpoints.dialects.hf_gpt2 import GPT2
 from jaxtwin.parity.checkpoints.dialects.hf_keys import FREE, TOKEN_IDS, Family, one_dtype
 from jaxtwin.parity.checkpoints.dialects.hf_llama import LLAMA, MISTRAL
+from jaxtwin.parity.checkpoints.dialects.hf_olmo2 import OLMO2
 from jaxtwin.parity.checkpoints.dialects.hf_qwen import QWEN2, QWEN3
 from jaxtwin.parity.checkpoints.dialects.hf_rope import in_both_spellings
 
 # In the order in which they are tried for a spec.
 FAMILIES = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT2, BLOOM)
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT2, BLOOM, OLMO2)
 }
 REFUSED = {
     "gemma3": "it holds a vision model too; save the text part alone, whose model_type is "
