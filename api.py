@@ -142,7 +142,13 @@ def fit(
     return loop.run(config, start)
 
 
-def check(src: str | os.PathLike[str], **options: Any) -> Report:
+def check(
+    src: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    run: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Report:
     """Is the JAX model the PyTorch model? `.equal` of the report is the answer.
 
     `src` is what `jaxtwin check` takes. The options, each with its flag there, if it has one:
@@ -150,24 +156,29 @@ def check(src: str | os.PathLike[str], **options: Any) -> Report:
     - `dtypes` (--dtype): names in a list; ("float64", "float32") by default
     - `tokens` (--tokens): length of the two input rows; 300
     - `layout` (--layout): "scan", layers stacked, or "unroll", one by one
-    - `use_witness` (--witness): whether transformers takes part, where it has the model; True
+    - `witness` (--witness): whether transformers takes part, where it has the model; True
     - `export` (--export): export a Hugging Face folder again, for transformers to compare; False
     - `against` (--against): a source that the JAX side is built from instead of `src`
-    - `look` (--probes): judge every part alone too, in every dtype; False
-    - `keep` (--replay): a new folder for what fails, with scripts that run it alone
-    - `train` (--steps, --run): `parity.training.training_check.plan(steps, run_file)`
+    - `probes` (--probes): judge every part alone too, in every dtype; False
+    - `replay` (--replay): a new folder for what fails, with scripts that run it alone
+    - `steps` (--steps): train both sides for that many AdamW steps too
+    - `run` (--run): a run file, whose optimizer they are trained with; needs `steps`
     - `seed` (--seed): of a preset's random weights, and of the inputs; 0
-    - `wrong`: a mistake for the JAX side to make (parity/selftest/faults), to see it caught
+    - `diagnose`: follow a failure in float64 to its cause; True
+    - `injected`: a fault for the JAX side (parity/selftest/faults), to see it caught
     - `progress`: called with a line for each step of the work
 
-    BadInput (a ValueError) where a source cannot be read, or something is at `keep`.
+    BadInput (a ValueError) where a source cannot be read, or something is at `replay`.
     """
     from jaxtwin.configs import BadInput
 
     if importlib.util.find_spec("torch") is None:
         raise BadInput("the check needs PyTorch, which is not installed: pip install 'jaxtwin[hf]'")
     from jaxtwin.parity.check.source_check import check
+    from jaxtwin.parity.training.training_check import plan
 
+    if steps is not None or run is not None:
+        options["training"] = plan(steps, run)
     return check(os.fspath(src), **options)
 
 
@@ -199,9 +210,9 @@ def probe(x: Any, name: str) -> Any:
 def assert_parity(subject: str | os.PathLike[str] | Report, **options: Any) -> Report:
     """For a test: AssertionError where the JAX model is not the PyTorch model.
 
-    `subject` is a source, which is checked (with the options of `check`), or a report already made
-    by `check` or `compare`, and then there are none. The error says the verdict, where the two
-    first diverge, and why, as far as it is known.
+    `subject` is a source, which is checked (with the options of `check`), or a report of
+    `check` or `compare`, and then there are none. The error tells the verdict, where the two first
+    diverge, and why, as far as it is known.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     from jaxtwin.parity.report.results import Report

@@ -12,12 +12,12 @@ from typing import Any
 import typer
 
 MODEL = "smollm2-135m"
-# Says what is being done while a block runs: see `jaxtwin.working`.
+# Tells what is being done while a block runs: see `main.working`.
 Working = Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]
 
 
 def demonstrate(out: Path, steps: int, working: Working) -> None:
-    """The demo: six stages, each said before it starts and timed, and a summary at the end."""
+    """The demo: six stages, each announced before it starts and timed, and a summary at the end."""
     import time
 
     from rich.table import Table
@@ -37,8 +37,8 @@ def demonstrate(out: Path, steps: int, working: Working) -> None:
         console.rule(f"{number}/{len(STAGES)} {name}", align="left")
         began = time.perf_counter()
         with working() as progress:
-            said = stage(out, steps, progress, console)
-        summary.add_row(name, said, f"{time.perf_counter() - began:.1f}")
+            result = stage(out, steps, progress, console)
+        summary.add_row(name, result, f"{time.perf_counter() - began:.1f}")
     console.print(summary)
 
 
@@ -76,12 +76,10 @@ def stage_check(out: Path, steps: int, progress: Callable[[str], None], console:
 
 
 def stage_generate(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
-    from jaxtwin.cli.model_facts import continuation
+    from jaxtwin.cli.model_facts import Continuation, continuation
 
     prompt = "The difference between a list and a tuple in Python is"
-    answer = continuation(
-        str(out / "jax"), prompt, None, 48, 0.0, None, True, "float32", 0, progress
-    )
+    answer = continuation(str(out / "jax"), Continuation(prompt, tokens=48), progress)
     console.print(answer["text"], style="cyan")
     return f"{len(answer['new_ids'])} tokens, greedy"
 
@@ -102,9 +100,9 @@ def stage_export(out: Path, steps: int, progress: Callable[[str], None], console
 
 
 def stage_train(out: Path, steps: int, progress: Callable[[str], None], console: Any) -> str:
-    file, said = str(Path(runs_folder()) / "finetune-smollm2.toml"), out / "train.json"
-    verb("train", file, "--steps", str(steps), "--out", str(out / "run"), "--save", str(said))
-    losses = [step["loss"] for step in json.loads(said.read_text())["steps"]]
+    file, saved = str(Path(runs_folder()) / "finetune-smollm2.toml"), out / "train.json"
+    verb("train", file, "--steps", str(steps), "--out", str(out / "run"), "--save", str(saved))
+    losses = [step["loss"] for step in json.loads(saved.read_text())["steps"]]
     first, last = (sum(part) / len(part) for part in (losses[:5], losses[-5:]))
     if not last < first:
         raise typer.Exit(1)

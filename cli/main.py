@@ -11,11 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+
+from jaxtwin.cli import options
 
 app = typer.Typer(
     name="jaxtwin",
@@ -28,37 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-SRC = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
-SAVE = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-SEED = Annotated[
-    int,
-    typer.Option(
-        min=0, max=2**32 - 1, help="Seed of a preset's random weights, inputs and sampling."
-    ),
-]
-
 
 # What a module that is not there is installed by.
 EXTRAS = {"torch": "torch", "transformers": "hf", "jinja2": "report", "matplotlib": "report"}
-
-
-class Target(StrEnum):
-    jax = "jax"
-    hf = "hf"
-    torch = "torch"
-
-
-class Layout(StrEnum):
-    scan = "scan"
-    unroll = "unroll"
-
-
-class Dtype(StrEnum):
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def example(*lines: str) -> str:
@@ -112,15 +85,15 @@ def jax_does_not_start() -> str:
 
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked = os.environ.get("JAX_PLATFORMS", "")
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         why = str(error).splitlines()[0] if str(error) else "there is no such backend here"
-        return f"JAX does not start with JAX_PLATFORMS={asked}: {why}; unset it, or set cpu"
+        return f"JAX does not start with JAX_PLATFORMS={platforms}: {why}; unset it, or set cpu"
     return ""
 
 
 @contextlib.contextmanager
 def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Says on standard error what is being done: a spinner on a terminal, plain lines elsewhere."""
+    """Progress on standard error: a spinner on a terminal, plain lines elsewhere."""
     from rich.console import Console
 
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers would break into these lines
@@ -142,13 +115,13 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     )
 )
 def convert(
-    src: SRC,
-    dst: Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")],
-    to: Annotated[Target, typer.Option(help="What to write.")],
-    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
-    dry_run: Annotated[bool, typer.Option(help="Prove and print the plan; write nothing.")] = False,
-    seed: SEED = 0,
-    as_json: JSON = False,
+    src: options.Src,
+    dst: options.Dst,
+    to: options.To,
+    layout: options.LayoutOption = options.Layout.scan,
+    dry_run: options.DryRun = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Move a model's weights between frameworks: no value changes, and the way back is exact."""
     with answering(as_json):
@@ -177,63 +150,47 @@ def convert(
     )
 )
 def check(
-    src: SRC,
-    dtype: Annotated[
-        list[Dtype] | None, typer.Option(help="May be repeated; float64 and float32 by default.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Length of the two input rows.")] = 300,
-    layout: Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")] = Layout.scan,
-    witness: Annotated[bool, typer.Option(help="Let transformers take part.")] = True,
-    export: Annotated[
-        bool, typer.Option(help="Export a Hugging Face folder again, for transformers to compare.")
-    ] = True,
-    against: Annotated[
-        str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
-    ] = None,
-    probes: Annotated[
-        bool, typer.Option("--probes", help="Judge every part alone too, in every dtype.")
-    ] = False,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every comparison.")] = False,
-    seed: SEED = 0,
-    as_json: JSON = False,
-    save: SAVE = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page for a browser.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.")] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(help="Say what changed since that file of --save.")
-    ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="A new folder for what fails: scripts that run it alone.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Train both sides for that many AdamW steps too.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Take the optimizer of this run file; needs --steps.")
-    ] = None,
+    src: options.Src,
+    dtype: options.Dtypes = None,
+    tokens: options.Tokens = 300,
+    layout: options.LayoutOption = options.Layout.scan,
+    witness: options.Witness = True,
+    export: options.Export = True,
+    against: options.Against = None,
+    probes: options.Probes = False,
+    show_all: options.ShowAll = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+    save: options.Save = None,
+    html: options.Html = None,
+    junit: options.Junit = None,
+    baseline: options.Baseline = None,
+    replay: options.Replay = None,
+    steps: options.CheckSteps = None,
+    run: options.CheckRun = None,
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
         from jaxtwin.parity.check.source_check import check as prove
         from jaxtwin.parity.report.output_files import Files
 
-        files, plan = Files(save, html, junit, baseline, replay), None
+        files, training = Files(save, html, junit, baseline, replay), None
         if steps is not None or run is not None:
-            from jaxtwin.parity.training.training_check import plan as planned
+            from jaxtwin.parity.training.training_check import plan
 
-            plan = planned(steps, run)
+            training = plan(steps, run)
         with working() as progress:
             report = prove(
                 src,
-                dtypes=[d.value for d in dtype or (Dtype.float64, Dtype.float32)],
+                dtypes=[d.value for d in dtype or (options.Dtype.float64, options.Dtype.float32)],
                 tokens=tokens,
                 layout=layout.value,
-                use_witness=witness,
+                witness=witness,
                 export=export and against is None,
                 against=against,
-                look=probes,
-                keep=replay,
-                train=plan,
+                probes=probes,
+                replay=replay,
+                training=training,
                 seed=seed,
                 progress=progress,
             )
@@ -252,14 +209,14 @@ def check(
 
 @app.command(epilog=example("faults", "faults rope-base tile-not-repeat --controls 0 --pairs 0"))
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(help="These alone; all by default.")] = None,
-    controls: Annotated[int, typer.Option(min=0, help="Random models that must pass.")] = 200,
-    pairs: Annotated[int, typer.Option(min=0, help="Random pairs in different layers.")] = 50,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    as_json: JSON = False,
-    save: SAVE = None,
+    names: options.Faults = None,
+    controls: options.Controls = 200,
+    pairs: options.Pairs = 50,
+    workers: options.Workers = 2,
+    as_json: options.Json = False,
+    save: options.Save = None,
 ) -> None:
-    """The check checked: makes every known fault, and says whether it is caught and named."""
+    """The check checked: makes every known fault, and tells whether it is caught and named."""
     with answering(as_json, save):
         from jaxtwin.configs.atomic_write import write_file
         from jaxtwin.parity.selftest.kill_table import passed
@@ -286,20 +243,20 @@ def faults(
     )
 )
 def generate(
-    src: SRC,
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
-    ids: Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest.")] = None,
-    stop: Annotated[bool, typer.Option(help="Stop at the model's end tokens.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of the computation.")] = Dtype.float32,
-    seed: SEED = 0,
-    as_json: JSON = False,
+    src: options.Src,
+    prompt: options.Prompt = None,
+    ids: options.Ids = None,
+    tokens: options.NewTokens = 64,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    stop: options.Stop = True,
+    dtype: options.GenerateDtype = options.Dtype.float32,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Continue a prompt with the JAX model."""
     with answering(as_json):
-        from jaxtwin.cli.model_facts import continuation
+        from jaxtwin.cli.model_facts import Continuation, continuation
         from jaxtwin.configs import BadInput
 
         if (prompt is None) == (ids is None):
@@ -308,15 +265,16 @@ def generate(
             )
         if top_k is not None and temperature == 0:
             raise BadInput("--top-k has no effect at --temperature 0; give a temperature above 0")
+        wanted = Continuation(
+            prompt, ids, tokens, temperature, top_k, stop, dtype=dtype.value, seed=seed
+        )
         with working() as progress:
-            answer = continuation(
-                src, prompt, ids, tokens, temperature, top_k, stop, dtype.value, seed, progress
-            )
+            answer = continuation(src, wanted, progress)
         print(json.dumps(answer) if as_json else answer["text"])
 
 
 @app.command(epilog=example("inspect smollm2-135m", "inspect reference-100m --json"))
-def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
+def inspect(src: options.Src, seed: options.Seed = 0, as_json: options.Json = False) -> None:
     """What is in SRC: spec, parameters, bytes. Reads headers only."""
     with answering(as_json):
         from jaxtwin.cli.model_facts import inspected
@@ -334,11 +292,11 @@ def inspect(src: SRC, seed: SEED = 0, as_json: JSON = False) -> None:
     epilog=example("train configs/runs/train-reference-tiny.toml", "train my-run.toml --steps 100")
 )
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML run file; see configs/runs/.")],
-    steps: Annotated[int | None, typer.Option(help="Override the file's number of steps.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Override the file's run folder.")] = None,
-    as_json: JSON = False,
-    save: SAVE = None,
+    config: options.Config,
+    steps: options.TrainSteps = None,
+    out: options.Out = None,
+    as_json: options.Json = False,
+    save: options.Save = None,
 ) -> None:
     """Train or fine-tune on a mesh of devices; started again, it resumes where it stopped."""
     with answering(as_json, save):
@@ -355,15 +313,7 @@ def train(
 
 
 @app.command(epilog=example("demo", "demo --out out/demo"))
-def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="A new folder for what it writes; by default out/demo, or out/demo-2 ..."
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=10, help="Fine-tuning steps.")] = 20,
-) -> None:
+def demo(out: options.DemoOut = None, steps: options.DemoSteps = 20) -> None:
     """The whole job on SmolLM2-135M: convert, check, generate, fine-tune, export."""
     with answering():
         from jaxtwin.cli.demo import demonstrate, unused

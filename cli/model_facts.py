@@ -1,9 +1,9 @@
-"""A source speaks, and says what it is: a prompt continued, and the facts of its header."""
+"""A prompt continued by a source's model, and the facts of its header."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxtwin.configs import BadInput, budget
@@ -11,68 +11,88 @@ from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.checkpoints.source import Source, open_source
 
 
-def continuation(
-    src: str,
-    prompt: str | None,
-    ids: str | None,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    stop: bool,
-    dtype: str,
-    seed: int,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Continuation:
+    """A prompt, as text or as ids with commas, and how it is continued."""
+
+    prompt: str | None = None
+    ids: str | None = None
+    tokens: int = 64
+    temperature: float = 0.0
+    top_k: int | None = None
+    stop: bool = True  # at the model's end tokens
+    dtype: str = "float32"
+    seed: int = 0
+
+
+def continuation(src: str, wanted: Continuation, progress: Callable[[str], None]) -> dict[str, Any]:
     """The prompt continued by the JAX model, as text where the source has a tokenizer."""
+    ids = numbers(wanted.ids or "") if wanted.prompt is None else []
+    progress(f"reading {src}")
+    source = open_source(src, seed=wanted.seed)
+    for note in source.notes:
+        progress(f"note: {note}")
+    tokenizer = source.tokenizer()
+    if wanted.prompt is not None:
+        ids = _encoded(source, tokenizer, wanted.prompt, progress)
+    if not ids:
+        raise BadInput("the prompt is empty: give at least one token to continue")
+    new = _generated(source, ids, wanted, known(tokenizer, source.spec.vocab), progress)
+    if len(new) < wanted.tokens and len(ids) + len(new) == source.spec.max_len:
+        progress(f"note: stopped at the model's context, {source.spec.max_len} tokens")
+    if tokenizer is None:
+        text = ",".join(map(str, new))
+    else:
+        text = tokenizer.decode([*ids, *new], skip_special_tokens=False)
+    return {"source": source.name, "prompt_ids": ids, "new_ids": new, "text": text}
+
+
+def _encoded(
+    source: Source, tokenizer: Any, prompt: str, progress: Callable[[str], None]
+) -> list[int]:
+    if tokenizer is None:
+        raise BadInput(f"{source.name} comes without a tokenizer: give the prompt as --ids")
+    ids: list[int] = tokenizer.encode(prompt).ids
+    bos = source.ids.get("bos_token_id")
+    if bos is not None and ids[:2] == [bos, bos]:  # the prompt has it, and so the tokenizer
+        progress("note: the prompt begins with the first token itself; it is given once")
+        return ids[1:]
+    return ids
+
+
+def _generated(
+    source: Source,
+    ids: list[int],
+    wanted: Continuation,
+    vocab: int | None,
+    progress: Callable[[str], None],
+) -> list[int]:
+    """The new ids."""
     import jax
     import numpy as np
 
     from jaxtwin import jaxmodel
     from jaxtwin.parity.sides import runs
 
-    given = numbers(ids or "") if prompt is None else []
-    progress(f"reading {src}")
-    source = open_source(src, seed=seed)
-    for note in source.notes:
-        progress(f"note: {note}")
-    tokenizer = source.tokenizer()
-    if prompt is None:
-        start = given
-    elif tokenizer is None:
-        raise BadInput(f"{src} comes without a tokenizer: give the prompt as --ids")
-    else:
-        start = tokenizer.encode(prompt).ids
-        bos = source.ids.get("bos_token_id")
-        if bos is not None and start[:2] == [bos, bos]:  # the prompt has it, and so the tokenizer
-            progress("note: the prompt begins with the first token itself; it is given once")
-            start = start[1:]
-    if not start:
-        raise BadInput("the prompt is empty: give at least one token to continue")
-    with jax.enable_x64(dtype == "float64"):
+    with jax.enable_x64(wanted.dtype == "float64"):
         # Layers one by one: on a CPU they decode several times faster than stacked ones.
-        model = runs.jax_model(source.spec, source.tensors, dtype, "unroll")
+        model = runs.jax_model(source.spec, source.tensors, wanted.dtype, "unroll")
         progress("compiling and decoding")
         try:
             out = jaxmodel.generate(
                 model,
-                np.array([start]),
-                tokens,
-                temperature=temperature,
-                top_k=top_k,
-                eos=source.eos if stop else None,
-                seed=seed,
-                vocab=known(tokenizer, source.spec.vocab),
+                np.array([ids]),
+                wanted.tokens,
+                temperature=wanted.temperature,
+                top_k=wanted.top_k,
+                eos=source.eos if wanted.stop else None,
+                seed=wanted.seed,
+                vocab=vocab,
             )
         except ValueError as error:
             raise BadInput(str(error)) from None
-    new = out[0, len(start) :].tolist()
-    if len(new) < tokens and out.shape[1] == source.spec.max_len:
-        progress(f"note: stopped at the model's context, {source.spec.max_len} tokens")
-    if tokenizer is None:
-        text = ",".join(map(str, new))
-    else:
-        text = tokenizer.decode([*start, *new], skip_special_tokens=False)
-    return {"source": source.name, "prompt_ids": start, "new_ids": new, "text": text}
+    new: list[int] = out[0, len(ids) :].tolist()
+    return new
 
 
 def known(tokenizer: Any, vocab: int) -> int | None:

@@ -4,82 +4,26 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxtwin.configs import BadInput
-from jaxtwin.parity.compare import arguments, curves, failure_details, preflight
+from jaxtwin.parity.check.any_sides import JaxSide, TorchSide, sized
+from jaxtwin.parity.compare import arguments, budgets, curves, failure_details, preflight
+from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD, WORST_TOKEN, K
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Cause, Check, Difference, Divergence, Point, Report
 from jaxtwin.parity.sides import runs, settings
 from jaxtwin.parity.sides.outcome import Trace
-from jaxtwin.parity.sides.probes import Place, jax_runs, run_torch
-from jaxtwin.parity.table import axis_ops
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor, backward, forward
 
 if TYPE_CHECKING:
     import torch
 
-    from jaxtwin.parity.sides.hypothesis import PlacedHypothesis
-
-GIVEN = ":in"  # after a submodule's name: what it is given, and not what it returns
-
-
-@dataclass(frozen=True)
-class TorchSide:
-    """A torch module on its inputs, seen from inside, that can be made to commit mistakes."""
-
-    model: torch.nn.Module
-    places: Mapping[str, Place]
-    inputs: Sequence[torch.Tensor]
-    order: np.ndarray | None = None  # of the rows, where it is another
-
-    def reordered(self, order: np.ndarray | None) -> TorchSide:
-        if order is None:
-            return self
-        return replace(self, inputs=[x[order] for x in self.inputs], order=order)
-
-    def jittered(self, seed: int) -> TorchSide:
-        """With every parameter moved by up to half a unit in its last place: rounded otherwise."""
-        import torch
-
-        if not seed:
-            return self
-        draw = torch.Generator().manual_seed(seed)
-        model = copy.deepcopy(self.model)
-        with torch.no_grad():
-            for p in model.parameters():
-                within = torch.rand(p.shape, generator=draw).to(p) - 0.5
-                p.add_(p * within * torch.finfo(p.dtype).eps)
-        return replace(self, model=model)
-
-    def run(self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()) -> Trace:
-        import torch
-
-        from jaxtwin.parity.sides.hypothesis import committing
-
-        def score(output: torch.Tensor) -> torch.Tensor:
-            weights = weighing(tuple(output.shape))
-            weights = weights if self.order is None else weights[self.order]
-            return output * torch.from_numpy(weights).to(output)
-
-        with committing(self.model, placed) if placed else nullcontext():
-            return run_torch(
-                self.model, self.places, lambda: self.model(*self.inputs), score, forced
-            )
-
-
-Runs = Callable[[Trace | None, np.ndarray | None], Trace]  # forced by, rows in this order
-
-
-def weighing(shape: tuple[int, ...]) -> np.ndarray:
-    """Fixed random weights: the loss is the output's mean with them, so every element counts."""
-    return np.random.default_rng(0).normal(size=shape)
+DRAWS = 8  # of roundings at most, and only while a part is over its band
 
 
 def compare(
@@ -96,10 +40,10 @@ def compare(
     """Is this JAX model that torch module? Outputs, every gradient, and each probed part alone.
 
     `jax_side` is a Flax NNX module, or a function f(params, *inputs) with its `params` by path.
-    `table` has one row for each parameter: its path in JAX (here), its name in torch (there), and
-    how the axes move, torch -> JAX. `probes` are rows of the same kind between the names given to
-    `parity.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
-    what they are given). The sizes of single letters are read off the tensors.
+    `table` has one row for each parameter: its path in JAX (dst), its name in torch (src), and how
+    the axes move, torch -> JAX. `probes` are rows of the same kind between the names given to
+    `jaxtwin.probe` in JAX and torch's submodules, whose output is meant (with ":in" after the name,
+    their first argument). The sizes of single letters are read off the tensors.
     Both compute in each dtype in turn, float64 first, on `inputs` (floats are cast). Without `jit`
     nothing is compiled, which for a tiny model is faster. BadInput where an argument or a table
     does not fit.
@@ -112,196 +56,166 @@ def compare(
         notes=settings.notes(torch_module),
     )
     with runs.grads_on(), jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        truth = None
+        reference = None
         for dtype in dict.fromkeys(["float64", *dtypes]):
-            src = _torch_side(torch_module, probes, inputs, dtype)
+            torch_side = TorchSide.of(torch_module, probes, inputs, dtype)
             with settings.Calls() as calls:
-                own = src.run()
-            rows, seen = sized(table, own.grads), sized(probes, own.values)
-            dst, arrays, read = _jax_side(jax_side, params, rows, seen, inputs, dtype, jit)
-            arguments.names(rows, arrays, src.model)
-            known = failure_details.axes([*rows, *seen])
-            own_settings, jaxs = settings.torch_side(src.model, calls), read()
-            report.environment["settings"][dtype] = {"torch": own_settings, "jax": jaxs}
-            if dtype in dtypes:
-                settings.tell(report, settings.differences(own_settings, jaxs, dtype))
-            if truth is None:
-                truth = own
-                theirs, differ = _weights(src.model, rows, arrays)
-                report.preflight += differ
-                free, forced = dst(None, None), dst(truth, None)
-                report.checks += _strict(free, truth)
-                ends, alone = curves.measure(free, truth), curves.measure(forced, truth)
-                report.points += curves.points(ends, [alone], truth, dtype)
-                if not report.equal:
-                    report.divergences = _suspects(src, dst, theirs, truth, free, forced, report)
-                failure_details.add(report, report.checks, dtype, truth, free, forced, known)
-            elif dtype in dtypes:
-                points, checks = _working(src, dst, own, truth, dtype)
-                report.points += points
-                report.checks += checks
-                if len(report.details) < failure_details.MOST and failure_details.chosen(
-                    report, dtype
-                ):
-                    failure_details.add(report, [], dtype, truth, None, dst(truth, None), known)
-            report.checks += [
-                Check(f"part alone, {p.direction}: {p.probe}", dtype, p.local_error, p.band)
-                for p in report.points
-                if p.dtype == dtype
-            ]
+                torch_run = torch_side.run()
+            rows, probed = sized(table, torch_run.grads), sized(probes, torch_run.values)
+            other = JaxSide.of(jax_side, params, rows, probed, inputs, dtype, jit)
+            arguments.names(rows, other.arrays, torch_side.model)
+            both = _Pair(torch_side, other, rows, probed, dtype, report)
+            both.tell_settings(calls, dtype in dtypes)
+            if reference is None:
+                reference = torch_run
+                both.float64(reference)
+            else:
+                both.working(torch_run, reference)
+            report.checks += [budgets.part(p) for p in report.points if p.dtype == dtype]
     return report
 
 
-DRAWS = 8  # of roundings at most, and only while a part is over its band
+@dataclass(frozen=True)
+class _Pair:
+    """Both sides in one dtype, and the report that tells of them."""
 
+    torch_side: TorchSide
+    jax_side: JaxSide
+    rows: Sequence[Row]
+    probes: Sequence[Row]
+    dtype: str
+    report: Report
 
-def _working(
-    src: TorchSide, dst: Runs, torchs: Trace, truth: Trace, dtype: str
-) -> tuple[list[Point], list[Check]]:
-    """The curves and the output in a working dtype; `torchs` is torch's own run in it.
+    def tell_settings(self, calls: settings.Calls, compared: bool) -> None:
+        """Records both sides' settings; what differs is told where the dtype is compared."""
+        one, other = settings.torch_side(self.torch_side.model, calls), self.jax_side.settings()
+        self.report.environment["settings"][self.dtype] = {"torch": one, "jax": other}
+        if compared:
+            settings.tell(self.report, settings.differences(one, other, self.dtype))
 
-    While something is over, roundings are drawn anew. With the rows of the inputs in another order
-    the sums over them that make a parameter's gradient are rounded otherwise, on both sides; and
-    torch's parameters are moved within their own rounding, for one row of a few numbers may come
-    out right by chance.
-    """
-    free = dst(None, None)
-    ends = curves.measure(free, truth)
-    outputs = [_output(free, truth)], [_output(torchs, truth)]
-    rounding = _output(
-        replace(truth, logits=metrics.rounded(truth.logits, curves.numpy(dtype))), truth
-    )
-    rng = np.random.default_rng(0)
-    alone: list[curves.Errors] = []
-    own: list[curves.Errors] = []
-    order = None
-    while True:
-        moved = truth if order is None else _moved(truth, order)
-        drawn = src.reordered(order).jittered(len(own))
-        forced = drawn.run(moved), dst(moved, order)
-        own.append(curves.measure(forced[0], moved))
-        alone.append(curves.measure(forced[1], moved))
-        found = curves.points(ends, alone, truth, dtype, own)
-        checks = [
-            Check(
-                name,
-                dtype,
-                float(np.min([draw[name] for draw in outputs[0]])),
-                curves.K * float(np.max([draw[name] for draw in outputs[1]])) + rounding[name],
+    def float64(self, reference: Trace) -> None:
+        """Fixed bounds and, where one is exceeded, the causes."""
+        report, side = self.report, self.jax_side
+        theirs, unlike = _weights(self.torch_side.model, self.rows, side.arrays)
+        report.preflight += unlike
+        got = failure_details.Runs(reference, side.run(None, None), side.run(reference, None))
+        assert isinstance(got.end_to_end, Trace)
+        assert got.patched is not None
+        report.checks += _strict(got.end_to_end, reference)
+        accumulated = curves.measure(got.end_to_end, reference)
+        local = curves.measure(got.patched, reference)
+        report.points += curves.points(accumulated, [local], reference, "float64", kind=_kind)
+        if not report.equal:
+            report.divergences = _divergences(
+                self.torch_side, side, theirs, reference, got.end_to_end, got.patched, unlike
             )
-            for name in rounding
-        ]
-        fine = all(p.ok for p in found) and all(c.ok for c in checks)
-        if fine or len(own) == DRAWS:
-            return found, checks
-        if _rows(src, truth):
-            order = rng.permutation(len(src.inputs[0]))
-        again = truth if order is None else _moved(truth, order)
-        outputs[0].append(_output(dst(None, order), again))
-        outputs[1].append(_output(src.reordered(order).jittered(len(own)).run(), again))
+        failure_details.add(report, report.checks, self.dtype, got, self._axes)
+
+    def working(self, torch_run: Trace, reference: Trace) -> None:
+        """Measured budgets; `torch_run` is torch's own run in this dtype."""
+        report = self.report
+        points, checks = self._drawn(torch_run, reference)
+        report.points += points
+        report.checks += checks
+        room = len(report.details) < failure_details.MOST
+        if room and failure_details.chosen(report, self.dtype):
+            patched = self.jax_side.run(reference, None)
+            got = failure_details.Runs(reference, None, patched)
+            failure_details.add(report, [], self.dtype, got, self._axes)
+
+    @property
+    def _axes(self) -> failure_details.Axes:
+        return failure_details.axes([*self.rows, *self.probes])
+
+    def _drawn(self, torch_run: Trace, reference: Trace) -> tuple[list[Point], list[Check]]:
+        """The curves and the output.
+
+        While something is over, roundings are drawn anew. With the rows of the inputs in another
+        order the sums over them that make a parameter's gradient are rounded otherwise, on both
+        sides; and torch's parameters are moved within their own rounding, for one row of a few
+        numbers may come out right by chance.
+        """
+        dtype, rng, order = self.dtype, np.random.default_rng(0), None
+        end_to_end = self.jax_side.run(None, None)
+        accumulated = curves.measure(end_to_end, reference)
+        jax_draws, torch_draws = [_output(end_to_end, reference)], [_output(torch_run, reference)]
+        local: list[curves.Errors] = []
+        noise: list[curves.Errors] = []
+        while True:
+            moved = _moved(reference, order)
+            drawn = self.torch_side.reordered(order).jittered(len(noise))
+            noise.append(curves.measure(drawn.run(moved), moved))
+            local.append(curves.measure(self.jax_side.run(moved, order), moved))
+            found = curves.points(accumulated, local, reference, dtype, noise, _kind)
+            checks = _budgeted(jax_draws, torch_draws, reference, dtype)
+            fine = all(p.ok for p in found) and all(c.ok for c in checks)
+            if fine or len(noise) == DRAWS:
+                return found, checks
+            if _is_batch(self.torch_side, reference):
+                order = rng.permutation(len(self.torch_side.inputs[0]))
+            moved = _moved(reference, order)
+            jax_draws.append(_output(self.jax_side.run(None, order), moved))
+            drawn = self.torch_side.reordered(order).jittered(len(noise))
+            torch_draws.append(_output(drawn.run(), moved))
 
 
-def _output(run: Trace, truth: Trace) -> dict[str, float]:
+def _kind(name: str) -> str:
+    """The same part of every layer: torch's own names are alike but for their numbers."""
+    return re.sub(r"\d+", "*", name)
+
+
+def _output(run: Trace, reference: Trace) -> dict[str, float]:
+    """The output's errors, by the kind of check."""
     return {
-        "output": curves.error(run.logits, truth.logits),
-        "output, worst row": metrics.worst_row(run.logits, truth.logits),
+        "output": curves.error(run.logits, reference.logits),
+        "worst_row": metrics.worst_row(run.logits, reference.logits),
     }
 
 
-def _moved(truth: Trace, order: np.ndarray) -> Trace:
-    """The same run with its rows in that order."""
-    values = {name: x[order] for name, x in truth.values.items()}
-    cotangents = {name: x[order] for name, x in truth.cotangents.items()}
-    return replace(truth, logits=truth.logits[order], values=values, cotangents=cotangents)
+def _strict(got: Trace, reference: Trace) -> list[Check]:
+    budgets = {"output": FORWARD, "worst_row": WORST_TOKEN}
+    output = _output(got, reference)
+    grads = curves.errors(got, reference, "parameter")
+    return [
+        *(Check(kind, "float64", error, budgets[kind]) for kind, error in output.items()),
+        *(Check("gradient", "float64", error, BACKWARD, name) for name, error in grads.items()),
+    ]
 
 
-def _rows(src: TorchSide, truth: Trace) -> bool:
-    """Whether everything is rows of one batch, and can be put in another order."""
-    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in src.inputs]
-    shapes += [x.shape for x in truth.values.values()] + [truth.logits.shape]
-    return len({shape[:1] for shape in shapes}) == 1 and () not in shapes
-
-
-def _torch_side(
-    module: torch.nn.Module, probes: Sequence[Row], inputs: Sequence[np.ndarray], dtype: str
-) -> TorchSide:
-    import torch
-
-    kind = getattr(torch, dtype)
-    model = copy.deepcopy(module).to(kind).eval()
-    known = dict(model.named_modules())
-    places = {}
-    for row in probes:
-        name = row.src.removesuffix(GIVEN)
-        if name not in known:
-            raise BadInput(f"probe {row.src!r}: the torch module has no submodule {name!r}")
-        places[row.src] = Place(name, given=row.src.endswith(GIVEN))
-    given = [torch.from_numpy(np.array(x)) for x in inputs]
-    given = [x.to(kind) if x.is_floating_point() else x for x in given]
-    return TorchSide(model, places, given)
-
-
-def _jax_side(
-    side: Any,
-    params: Mapping[str, Any] | None,
-    rows: Sequence[Row],
-    probes: Sequence[Row],
-    inputs: Sequence[np.ndarray],
+def _budgeted(
+    jax: Sequence[dict[str, float]],
+    torch: Sequence[dict[str, float]],
+    reference: Trace,
     dtype: str,
-    jit: bool,
-) -> tuple[Runs, dict[str, Any], Callable[[], settings.Snapshot]]:
-    """Its runs, its parameters as they are stored, and what reads its settings."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    model = side if isinstance(side, nnx.Module) else None
-    if isinstance(side, nnx.Module):
-        split: Any = nnx.split(side, nnx.Param, ...)
-        graph, state, rest = split
-        flat = dict(nnx.to_flat_state(state))
-        paths = {"/".join(map(str, path)): path for path in flat}
-        arrays = {name: flat[path].get_value() for name, path in paths.items()}
-
-        def call(params: Mapping[str, Any], *given: Any) -> Any:
-            new = {path: flat[path].replace(params[name]) for name, path in paths.items()}
-            return nnx.merge(graph, nnx.from_flat_state(new), rest)(*given)
-    else:
-        arrays, call = dict(params or {}), arguments.reading(side)
-    cast = {path: jnp.asarray(x).astype(dtype) for path, x in arrays.items()}
-    given = [jnp.asarray(x) for x in inputs]
-    given = [x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in given]
-
-    def run(forced: Trace | None, order: np.ndarray | None) -> Trace:
-        rows_of = [x if order is None else x[order] for x in given]
-
-        def score(output: Any) -> Any:
-            weights = weighing(output.shape)
-            weights = weights if order is None else weights[order]
-            return output * jnp.asarray(weights, output.dtype)
-
-        return jax_runs(lambda p: call(p, *rows_of), cast, score, rows, probes, jit=jit)(forced)
-
-    def read() -> settings.Snapshot:
-        found = settings.jax_side(cast.values(), lambda: call(cast, *given), model)
-        return found | {"jit": found["jit"] and jit}
-
-    return run, arrays, read
+) -> list[Check]:
+    """The smallest error of JAX's draws, against K times the largest of torch's and a rounding."""
+    near = metrics.rounded(reference.logits, curves.NUMPY[dtype])
+    rounding = _output(replace(reference, logits=near), reference)
+    return [
+        Check(
+            kind,
+            dtype,
+            float(np.min([draw[kind] for draw in jax])),
+            K * float(np.max([draw[kind] for draw in torch])) + rounding[kind],
+        )
+        for kind in rounding
+    ]
 
 
-def sized(rows: Sequence[Row], src: Mapping[str, Any]) -> list[Row]:
-    """The rows with the sizes of their single letters, read off torch's tensors."""
-    out = []
-    for row in rows:
-        sizes = dict(row.sizes)
-        for move in row.moves():
-            if move.src[0] in src:
-                groups = re.findall(r"\([^)]*\)|\S+", axis_ops.sides(row.pattern)[0])
-                shape = src[move.src[0]].shape
-                if len(groups) != len(shape):
-                    raise BadInput(f"{row.src}: {row.pattern!r} is not of its shape {shape}")
-                sizes |= {g: n for g, n in zip(groups, shape, strict=True) if "(" not in g}
-        out.append(replace(row, sizes=sizes))
-    return out
+def _moved(reference: Trace, order: np.ndarray | None) -> Trace:
+    """The same run with its rows in that order."""
+    if order is None:
+        return reference
+    values = {name: x[order] for name, x in reference.values.items()}
+    cotangents = {name: x[order] for name, x in reference.cotangents.items()}
+    return replace(reference, logits=reference.logits[order], values=values, cotangents=cotangents)
+
+
+def _is_batch(torch_side: TorchSide, reference: Trace) -> bool:
+    """Whether everything is rows of one batch, and can be put in another order."""
+    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in torch_side.inputs]
+    shapes += [x.shape for x in reference.values.values()] + [reference.logits.shape]
+    return len({shape[:1] for shape in shapes}) == 1 and () not in shapes
 
 
 def _weights(
@@ -316,62 +230,34 @@ def _weights(
     return got, [difference for difference, _ in preflight.weights(None, want, got)]
 
 
-def _strict(free: Trace, truth: Trace) -> list[Check]:
-    out = [
-        Check(name, "float64", error, curves.FORWARD * (10 if "row" in name else 1))
-        for name, error in _output(free, truth).items()
-    ]
-    grads = curves.errors(free, truth, "parameter")
-    return out + [Check(f"grad {n}", "float64", e, curves.BACKWARD) for n, e in grads.items()]
-
-
-def _suspects(
-    src: TorchSide,
-    dst: Runs,
+def _divergences(
+    torch_side: TorchSide,
+    jax_side: JaxSide,
     theirs: Mapping[str, np.ndarray],
-    truth: Trace,
-    free: Trace,
-    forced: Trace,
-    report: Report,
+    reference: Trace,
+    end_to_end: Trace,
+    patched: Trace,
+    unlike: Sequence[Difference],
 ) -> list[Divergence]:
     """Parts that differ when they are fed the same, and what makes torch's agree with them.
 
-    Where weights differ, torch is given the JAX side's first: what is left has another cause.
+    Where weights differ, torch gets the JAX side's (`theirs`) first: what is left has another
+    cause.
     """
     import torch
 
     from jaxtwin.parity.diagnose.search import Search
 
-    before = curves.final(free, truth)
-
-    given = [
-        Divergence(
-            d.what.removeprefix("weight: "),
-            (),
-            "given",
-            float("inf"),
-            Cause(
-                "weights",
-                f"has a {d.what.removeprefix('weight: ')} that differs: {d.about}",
-                "copy the tensor again",
-                d.what.removeprefix("weight: "),
-                (),
-                0.0,
-                False,
-            ),
-        )
-        for d in report.preflight
-        if d.what.startswith("weight: ")
-    ]
-    if given:
-        model = copy.deepcopy(src.model)
+    before = curves.final(end_to_end, reference)
+    if unlike:
+        model = copy.deepcopy(torch_side.model)
         model.load_state_dict({n: torch.from_numpy(x) for n, x in theirs.items()}, strict=False)
-        src = replace(src, model=model)
-        truth = src.run()
-        forced = dst(truth, None)
-    search = Search(src, truth, forced)
-    found = [*given, *(divergence for divergence, _ in search.all())]
-    left = curves.final(free, src.run(placed=search.placed))
+        torch_side = replace(torch_side, model=model)
+        reference = torch_side.run()
+        patched = jax_side.run(reference, None)
+    search = Search(torch_side, reference, patched)
+    found = [*map(_of_weight, unlike), *(divergence for divergence, _ in search.all())]
+    left = curves.final(end_to_end, torch_side.run(placed=search.placed))
     share = 1.0 if left <= 1 else float(np.nan_to_num(np.clip(1 - left / before, 0, 1)))
     return [
         divergence
@@ -379,3 +265,10 @@ def _suspects(
         else replace(divergence, cause=replace(divergence.cause, explains=share, proven=left <= 1))
         for divergence in found
     ]
+
+
+def _of_weight(unlike: Difference) -> Divergence:
+    name = unlike.place
+    about = f"has a {name} that differs: {unlike.about}"
+    cause = Cause("weights", about, "copy the tensor again", name, (), 0.0, False)
+    return Divergence(name, (), "preflight", float("inf"), cause)

@@ -1,7 +1,7 @@
 """Is it the same model? Logits, losses and every gradient: float64 first, then measured budgets.
 
-In float64 both mirrors must agree to rounding (1e-13 on logits, 1e-12 on gradients): a gap there is
-a bug. In a working dtype nobody sets a tolerance: torch's own error sets it (budgets.py).
+In float64 both mirrors must agree to rounding (tolerances.py): a gap there is a bug. In a working
+dtype nobody sets a tolerance: torch's own error sets it (budgets.py).
 """
 
 from __future__ import annotations
@@ -9,255 +9,268 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs import Model
 from jaxtwin.parity.compare import budgets, curves, decoder_settings, failure_details, preflight
+from jaxtwin.parity.compare.budgets import WorkingDtype
+from jaxtwin.parity.compare.options import CheckOptions
+from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD, WORST_TOKEN
 from jaxtwin.parity.diagnose import replay
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.sides import runs
-from jaxtwin.parity.sides.inputs import Inputs, blind, inputs
+from jaxtwin.parity.sides.inputs import Inputs, blind, check_inputs
 from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
-from jaxtwin.parity.sides.runs import InjectedFault, Reference, Subject, decoder
+from jaxtwin.parity.sides.runs import Reference, Subject, decoder
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensors, backward, forward, src_shapes
 
-LOGITS, GRADS = 1e-13, 1e-12  # relative L2, float64 against float64
+if TYPE_CHECKING:
+    from jaxtwin.jaxmodel import Decoder
+
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "numpy")
 
 
 def strict(got: Outcome, want: Outcome, label: str = "") -> Iterator[Check]:
     """float64 against float64: nothing but the order of summation may differ."""
-    f64 = "float64"
-    yield Check(label + "logits", f64, metrics.relative_l2(got.logits, want.logits), LOGITS)
-    yield Check(
-        label + "logits, worst token", f64, metrics.worst_row(got.logits, want.logits), 1e-12
-    )
-    yield Check(label + "loss, per target", f64, metrics.relative_l2(got.nll, want.nll), LOGITS)
+
+    def check(kind: str, error: float, budget: float, place: str = "") -> Check:
+        return Check(kind, "float64", error, budget, place, label)
+
+    yield check("logits", metrics.relative_l2(got.logits, want.logits), FORWARD)
+    yield check("worst_token", metrics.worst_row(got.logits, want.logits), WORST_TOKEN)
+    yield check("loss", metrics.relative_l2(got.nll, want.nll), FORWARD)
     for name in want.grads:
-        yield Check(f"{label}grad {name}", f64, want.off(name, got.grads[name]), GRADS)
+        yield check("gradient", want.off(name, got.grads[name]), BACKWARD, name)
 
 
 def check(
     spec: Model,
     tensors: Tensors,
+    options: CheckOptions | None = None,
     *,
-    dtypes: Sequence[str] = ("float64", "float32"),
-    tokens: int = 300,
-    seed: int = 0,
     encode: Callable[[str], Sequence[int]] | None = None,
-    layout: str = "scan",
     golden: dict[str, Any] | None = None,
     witness: Callable[[Inputs], Outcome] | None = None,
-    injected: InjectedFault | None = None,
     against: tuple[Model, Tensors] | None = None,
-    look: bool = False,
-    explain: bool = True,
-    keep: Path | None = None,
-    progress: Callable[[str], None] = lambda step: None,
+    **changes: Any,
 ) -> Report:
     """Compares jaxmodel with torchref on the weights (named as torchref names them).
 
-    `encode` is the tokenizer's, where there is one; `golden` are recorded results to be met as
-    well; `witness` runs transformers' own model in float32 on the same input; `wrong` is a mistake
-    to make on the JAX side (see faults/). `against` is what the JAX side is built from, where that
-    is something else. With `look` every part is also judged alone, in every dtype (curves.py); with
-    `explain` a failure in float64 is followed to its cause (search.py), and what failed is kept
-    in the new folder `keep` (replay.py).
-    The float64 run comes first and is the truth that the others are measured from.
+    `changes` are fields of CheckOptions. `encode` is the tokenizer's, where there is one; `golden`
+    are recorded results to be met as well; `witness` runs transformers' own model in float32 on the
+    same input; `against` is what the JAX side is built from, where that is something else. The
+    float64 run comes first, and torch's is the reference that all others are measured from.
+    BadInput on options that leave nothing to compare.
     """
     import jax
 
-    _refuse(spec, dtypes, tokens, seed, layout)
-    given = inputs(spec, tokens, seed, encode)
-    report = Report(environment=environment(spec, tensors, given, layout), blind=blind(spec, given))
-    theirs = against or (spec, tensors)
-    if (odd := _unlike(spec, theirs[0])) is not None:
-        report.checks.append(odd)
-        report.preflight = preflight.spec(spec, theirs[0])
+    options = replace(options or CheckOptions(), **changes)
+    options.refuse(spec)
+    inputs = check_inputs(spec, options.tokens, options.seed, encode)
+    report = Report(
+        environment=environment(spec, tensors, inputs, options.layout), blind=blind(spec, inputs)
+    )
+    jax_side = against or (spec, tensors)
+    if (unlike := _shapes(spec, jax_side[0])) is not None:
+        report.checks.append(unlike)
+        report.preflight = preflight.spec(spec, jax_side[0])
         return report
+    both = _DecoderCheck(Reference(spec, tensors, inputs), jax_side, options, report)
     with runs.grads_on(), jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        progress("weights: through the table and back")
-        report.checks.append(_returns(spec, tensors, layout))
-        progress("float64: torch")
-        reference = Reference(spec, tensors, given)
-        # With a reference of its own, which is let go: it holds the model and its gradients.
-        alone = Reference(spec, tensors, given)
-        read = decoder_settings.Sides(given, report)
-        if look:
-            read.torch("float64")(alone.model)
-            truth: Outcome = alone.run()
-        else:
-            truth = runs.run_torch(spec, tensors, given, "float64", read.torch("float64"))
-        del alone
-        give_back()
-        if "float64" in dtypes:
-            progress("float64: JAX")
-            model = runs.jax_model(*theirs, "float64", layout, injected, "full" if look else "none")
-            read.jax("float64", model)
-            if look:
-                report.checks += _looked(report, model, layout, given, truth, progress)
-            else:
-                report.checks += strict(runs.run_jax(model.spec, model, given, layout), truth)
-            progress("float64: JAX, decoding from the cache")
-            report.checks += _decoding(model, given, truth)
-            if golden:
-                progress("float64: recorded results")
-                report.checks += _recorded(spec, tensors, model, golden, layout)
-            if explain and not report.equal:
-                progress("float64: looking for the cause")
-                _explain(report, reference, decoder(model, layout, given), keep)
-            del model
+        options.progress("weights: through the table and back")
+        report.checks.append(_round_trip(spec, tensors, options.layout))
+        reference = both.reference()
+        if "float64" in options.dtypes:
+            both.float64(reference, golden)
         give_back()
     with runs.grads_on(), jax.enable_x64(False), jax.default_matmul_precision("highest"):
-        for dtype in [d for d in dtypes if d != "float64"]:
-            report.checks += budgets.working(
-                reference,
-                theirs,
-                truth,
-                dtype,
-                report,
-                read,
-                layout=layout,
-                injected=injected,
-                witness=witness if dtype == "float32" else None,
-                redraw=report.equal,
-                look=look,
-                progress=progress,
-            )
+        for dtype in [d for d in options.dtypes if d != "float64"]:
+            report.checks += both.working(dtype, reference, witness)
     return report
 
 
-def _refuse(spec: Model, dtypes: Sequence[str], tokens: int, seed: int, layout: str) -> None:
-    """A BadInput where there is nothing to compare, or no such thing."""
-    if not dtypes:
-        raise BadInput(f"name at least one dtype to compare in: {', '.join(budgets.NUMPY)}")
-    if isinstance(dtypes, str):
-        raise BadInput(f"dtypes must be a list, as [{dtypes!r}], got {dtypes!r}")
-    unknown = sorted(set(map(str, dtypes)) - set(budgets.NUMPY))
-    if unknown:
-        raise BadInput(f"no such dtype: {', '.join(unknown)}; known: {', '.join(budgets.NUMPY)}")
-    if not isinstance(tokens, int) or tokens < 8:
-        raise BadInput(f"a check needs 8 tokens or more, got {tokens}")
-    if spec.max_len < 2:
-        raise BadInput(f"max_len={spec.max_len}: there is no next token to predict")
-    if layout not in decoder_table.LAYOUTS:
-        raise BadInput(f"layout must be one of {', '.join(decoder_table.LAYOUTS)}, got {layout!r}")
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise BadInput(f"seed must be a whole number from 0 to 2^32 - 1, got {seed}")
+@dataclass
+class _DecoderCheck:
+    """Both sides of one check, and what it found."""
+
+    torch_side: Reference
+    jax_side: tuple[Model, Tensors]
+    options: CheckOptions
+    report: Report
+    settings: decoder_settings.Sides = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.settings = decoder_settings.Sides(self.torch_side.given, self.report)
+
+    def reference(self) -> Outcome:
+        """torch in float64; with probes, a Trace."""
+        self.options.progress("float64: torch")
+        read = self.settings.torch("float64")
+        # Of a copy, which is let go: it holds the model and its gradients.
+        side = replace(self.torch_side)
+        if self.options.probes:
+            read(side.model)
+            return side.run()
+        return runs.run_torch(side.spec, side.tensors, side.given, "float64", read)
+
+    def float64(self, reference: Outcome, golden: dict[str, Any] | None) -> None:
+        """Every comparison in float64 and, where one fails, its cause."""
+        options, report, inputs = self.options, self.report, self.torch_side.given
+        give_back()
+        options.progress("float64: JAX")
+        spec, tensors = self.jax_side
+        remat = "full" if options.probes else "none"
+        model = runs.jax_model(spec, tensors, "float64", options.layout, options.injected, remat)
+        self.settings.jax("float64", model)
+        if options.probes:
+            report.checks += self._probed(model, reference)
+        else:
+            report.checks += strict(
+                runs.run_jax(model.spec, model, inputs, options.layout), reference
+            )
+        options.progress("float64: JAX, decoding from the cache")
+        report.checks += _decoding(model, inputs, reference)
+        if golden:
+            options.progress("float64: recorded results")
+            report.checks += _recorded(self.torch_side, model, golden, options.layout)
+        if options.diagnose and not report.equal:
+            options.progress("float64: looking for the cause")
+            subject = decoder(model, options.layout, inputs)
+            explain(report, self.torch_side, subject, options.replay)
+
+    def _probed(self, model: Decoder, reference: Outcome) -> Iterator[Check]:
+        """The same comparisons with probes, the two curves, and that probes changed nothing."""
+        assert isinstance(reference, Trace)
+        inputs, report = self.torch_side.given, self.report
+        subject = decoder(model, self.options.layout, inputs)
+        trace = subject.run(None)
+        yield from strict(trace, reference)
+        accumulated = curves.measure(trace, reference)
+        report.heat = curves.heat(trace, reference, len(subject.spec.layers))
+        changed = metrics.relative_l2(trace.logits, runs.logits_jax(model, inputs))
+        yield Check("probes_off", "float64", changed, FORWARD)
+        del trace  # it is as large as the model, and one more would not fit beside it
+        give_back()
+        self.options.progress("float64: JAX, every part alone")
+        local = curves.local_errors(subject.run, reference)
+        report.points += curves.points(accumulated, [local], reference, "float64")
+        yield from budgets.parts(report, "float64")
+
+    def working(
+        self, dtype: str, reference: Outcome, witness: Callable[[Inputs], Outcome] | None
+    ) -> list[Check]:
+        """A working dtype; the witness takes part in float32."""
+        run = WorkingDtype(
+            self.torch_side,
+            self.jax_side,
+            reference,
+            dtype,
+            self.report,
+            self.settings,
+            self.options,
+            redraw=self.report.equal,
+        )
+        return run.checks(witness if dtype == "float32" else None)
 
 
-def _unlike(spec: Model, other: Model) -> Check | None:
+def _shapes(spec: Model, other: Model) -> Check | None:
     """A failed check where the two do not even have the same tensors."""
     one, two = (dict(src_shapes(decoder_table.rows(s, "unroll"))) for s in (spec, other))
     odd = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-    if not odd:
-        return None
-    return Check(f"tensors of another name or shape, the first {odd[0]}", "int", len(odd), 0.0)
+    return Check("shapes", "int", len(odd), 0.0, odd[0]) if odd else None
 
 
-def _looked(
-    report: Report,
-    model: Any,
-    layout: str,
-    given: Inputs,
-    truth: Outcome,
-    progress: Callable[[str], None],
-) -> Iterator[Check]:
-    """The same comparisons seen from inside, the two curves, and that looking changed nothing."""
-    assert isinstance(truth, Trace)
-    subject = decoder(model, layout, given)
-    free = subject.run(None)
-    yield from strict(free, truth)
-    ends = curves.measure(free, truth)
-    report.heat = curves.heat(free, truth, len(subject.spec.layers))
-    changed = metrics.relative_l2(free.logits, runs.logits_jax(model, given))
-    yield Check("probes on and off: logits", "float64", changed, LOGITS)
-    del free  # a trace is as large as the model, and one more would not fit beside it
-    give_back()
-    progress("float64: JAX, every part alone")
-    alone = curves.alone(subject.run, truth)
-    report.points += curves.points(ends, [alone], truth, "float64")
-    yield from budgets.parts(report, "float64")
+def explain(report: Report, torch_side: Reference, subject: Subject, folder: Path | None) -> None:
+    """Adds to the report where the two part, why, and the details of what failed.
 
-
-def _explain(report: Report, reference: Reference, subject: Subject, keep: Path | None) -> None:
+    With a folder, what failed is written there to be run alone (replay.py).
+    """
     from jaxtwin.parity.diagnose.search import Diagnosis, diagnose
 
-    def seen(found: Diagnosis, truth: Trace, free: Trace, forced: Trace) -> None:
+    def on_traces(found: Diagnosis, reference: Trace, end_to_end: Trace, patched: Trace) -> None:
         report.preflight += found.preflight
         report.divergences = found.divergences
         report.points, report.heat = found.points, found.heat
-        known = budgets.axes(reference.spec, reference.given)
-        failure_details.add(report, report.checks, "float64", truth, free, forced, known)
-        if keep is not None:
-            replay.save(keep, subject.spec, subject.weights, reference.given, truth, report)
+        axes_of = budgets.axes(torch_side.spec, torch_side.given)
+        seen = failure_details.Runs(reference, end_to_end, patched)
+        failure_details.add(report, report.checks, "float64", seen, axes_of)
+        if folder is not None:
+            replay.save(folder, subject.spec, subject.weights, torch_side.given, reference, report)
 
-    diagnose(reference, subject, seen)
+    diagnose(torch_side, subject, on_traces)
 
 
-def _returns(spec: Model, tensors: Tensors, layout: str) -> Check:
+def _round_trip(spec: Model, tensors: Tensors, layout: str) -> Check:
     """The weights to jaxmodel's layout and back: how many tensors come back with other bytes."""
     rows = decoder_table.rows(spec, layout)
     back = backward(rows, forward(rows, tensors, "the source"), "the JAX side")
     changed = sum(back[n].read().tobytes() != tensors[n].read().tobytes() for n in tensors)
-    return Check("weights, there and back", "as stored", float(changed), 0.0)
+    return Check("round_trip", "as stored", float(changed), 0.0)
 
 
-def _decoding(model: Any, given: Inputs, truth: Outcome) -> Iterator[Check]:
+def _decoding(model: Decoder, inputs: Inputs, reference: Outcome) -> Iterator[Check]:
     """The calls that text is generated by, on the row of plain text.
 
     The ids alone; and the cached path where it computes something of its own: a prefill, then three
     tokens. There the row stands twice, for a cache has rows to mix up.
     """
-    row = given.ids[:1]
+    row = inputs.ids[:1]
     t = row.shape[1]
-    alone = metrics.relative_l2(runs.logits_of_ids(model, row), truth.logits[:1])
-    yield Check("logits, of the ids alone", "float64", alone, LOGITS)
+    error = metrics.relative_l2(runs.logits_of_ids(model, row), reference.logits[:1])
+    yield Check("ids_alone", "float64", error, FORWARD)
     if t >= 5:
         got = runs.decode_jax(model, np.concatenate((row, row)), prefill=t - 3)
-        error = metrics.relative_l2(got, np.repeat(truth.logits[:1, -1], 2, axis=0))
-        yield Check("logits, decoded from the cache", "float64", error, LOGITS)
+        error = metrics.relative_l2(got, np.repeat(reference.logits[:1, -1], 2, axis=0))
+        yield Check("decode", "float64", error, FORWARD)
 
 
 def _recorded(
-    spec: Model, tensors: Tensors, model: Any, golden: dict[str, Any], layout: str
+    torch_side: Reference, model: Decoder, golden: dict[str, Any], layout: str
 ) -> Iterator[Check]:
     """What somebody else's run of this model gave: both mirrors must give it too."""
-    import torch
-
-    from jaxtwin import jaxmodel, torchref
-
-    ids = golden["ids"]
+    spec, ids = torch_side.spec, golden["ids"]
     plain = Inputs(ids, np.tile(np.arange(ids.shape[1]), (len(ids), 1)), np.ones_like(ids))
     want = Outcome(golden["logits"], np.atleast_1d(golden["loss"]), golden["grads"])
-    mirror = runs.torch_model(spec, tensors, "float64")
     both = {
-        "recorded, torch: ": runs.run_torch(spec, tensors, plain, "float64"),
-        "recorded, JAX: ": runs.run_jax(spec, model, plain, layout),
+        "recorded, torch": runs.run_torch(spec, torch_side.tensors, plain, "float64"),
+        "recorded, JAX": runs.run_jax(spec, model, plain, layout),
     }
     for label, got in both.items():
         mean = Outcome(got.logits, got.nll.mean(keepdims=True), got.grads)
         yield from strict(mean, want, label)
+    mirror = runs.torch_model(spec, torch_side.tensors, "float64")
     for name, case in golden["generate"].items():
-        prompt, tokens, eos = case["prompt"], case["ids"], case["eos"]
-        new = spec.max_len if name == "greedy_to_context" else tokens.shape[1] - prompt.shape[1]
-        generated = {
-            "torch": torchref.generate(mirror, torch.from_numpy(prompt), new, eos=eos).numpy(),
-            "JAX": jaxmodel.generate(model, prompt, new, eos=eos),
-        }
-        for side, made in generated.items():
-            differ = made.shape != tokens.shape or int((made != tokens).sum())
-            yield Check(f"recorded, {side}: {name}, tokens that differ", "int", float(differ), 0.0)
+        yield from _generated(spec, mirror, model, name, case)
 
 
-def environment(spec: Model, tensors: Tensors, given: Inputs, layout: str) -> dict[str, Any]:
+def _generated(
+    spec: Model, mirror: Any, model: Decoder, name: str, case: dict[str, Any]
+) -> Iterator[Check]:
+    """How many tokens of a recorded continuation are others."""
+    import torch
+
+    from jaxtwin import jaxmodel, torchref
+
+    prompt, tokens, eos = case["prompt"], case["ids"], case["eos"]
+    new = spec.max_len if name == "greedy_to_context" else tokens.shape[1] - prompt.shape[1]
+    generated = {
+        "torch": torchref.generate(mirror, torch.from_numpy(prompt), new, eos=eos).numpy(),
+        "JAX": jaxmodel.generate(model, prompt, new, eos=eos),
+    }
+    for side, ids in generated.items():
+        differ = ids.shape != tokens.shape or int((ids != tokens).sum())
+        yield Check("tokens", "int", float(differ), 0.0, name, f"recorded, {side}")
+
+
+def environment(spec: Model, tensors: Tensors, inputs: Inputs, layout: str) -> dict[str, Any]:
     """Everything that could make another run differ."""
     import jax
     import torch
@@ -271,8 +284,8 @@ def environment(spec: Model, tensors: Tensors, given: Inputs, layout: str) -> di
         "torch_matmul_precision": torch.get_float32_matmul_precision(),
         "torch_threads": torch.get_num_threads(),
         "layout": layout,
-        "input_shape": list(given.ids.shape),
-        "input_sha256": hashlib.sha256(given.ids.tobytes()).hexdigest(),
+        "input_shape": list(inputs.ids.shape),
+        "input_sha256": hashlib.sha256(inputs.ids.tobytes()).hexdigest(),
         "stored_dtypes": sorted({str(t.dtype) for t in tensors.values()}),
         "parameters": sum(int(np.prod(t.shape)) for t in tensors.values()),
         "layers": len(spec.layers),

@@ -1,103 +1,119 @@
-"""Checking a source from end to end: open it, find its witness, compare, and say what was seen."""
+"""Checking a source from end to end: open it, find its witness, compare, and tell what was done."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from jaxtwin.configs import Model
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.checkpoints.dialects.hf import is_float8
 from jaxtwin.parity.checkpoints.source import Source, open_source
+from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.diagnose import replay
 from jaxtwin.parity.report.results import Report
-from jaxtwin.parity.sides import witness
-from jaxtwin.parity.sides.inputs import inputs
-from jaxtwin.parity.sides.runs import InjectedFault
-from jaxtwin.parity.table.tensors import Tensor
+from jaxtwin.parity.sides.inputs import check_inputs
+from jaxtwin.parity.sides.witness import find as find_witness
+from jaxtwin.parity.sides.witness import refuses
+from jaxtwin.parity.table.tensors import Tensor, Tensors
 from jaxtwin.parity.training import training_check
 
 
 def check(
     src: str | Source,
     *,
-    dtypes: Sequence[str] = ("float64", "float32"),
-    tokens: int = 300,
-    layout: str = "scan",
-    use_witness: bool = True,
-    seed: int = 0,
-    injected: InjectedFault | None = None,
-    against: str | Source | None = None,
-    look: bool = False,
-    keep: str | os.PathLike[str] | None = None,
-    train: training_check.Plan | None = None,
+    witness: bool = True,
     export: bool = False,
-    progress: Callable[[str], None] = lambda step: None,
+    against: str | Source | None = None,
+    training: training_check.Plan | None = None,
+    **changes: Any,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
 
-    See `judge.check`; a recorded .npz is compared with its own record too, and transformers
+    `changes` are fields of CheckOptions; `seed` is that of a preset's random weights too. See
+    `decoder_check.check`; a recorded .npz is compared with its own record too, and transformers
     takes part in float32 where it has the model. With `export` a Hugging Face folder is exported
-    again, and transformers must take the one for the other (reexport.py). With `train` both sides
-    are also trained on the same batches, where all the rest holds (training_check.py). BadInput if
-    the source cannot be read, or if something is at `keep` already.
+    again, and transformers must take the one for the other (reexport.py). With `training` both
+    sides are also trained on the same batches, where all the rest holds (training_check.py).
+    BadInput if the source cannot be read, or if something is at the folder `replay` already.
     """
-    if keep is not None:
-        keep = Path(keep)
-        replay.ready(keep, dtypes)
-    progress(f"reading {src if isinstance(src, str) else src.name}")
-    source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    options = _options(changes)
+    source = _opened(src, options)
     tokenizer = source.tokenizer()
-    run, note = witness.of(source) if use_witness else (None, "the third witness was not asked")
-    # Read once: several runs go over them, and a GGUF file is dequantized at every reading.
-    tensors = {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
-    theirs, other = None, None
+    run, note = find_witness(source) if witness else (None, "no third witness: turned off")
+    tensors = _read(source)
+    other, jax_side = None, None
     if against is not None:
-        progress(f"reading {against if isinstance(against, str) else against.name}")
-        other = against if isinstance(against, Source) else open_source(against, seed=seed)
-        theirs = other.spec, {n: Tensor.of(t.read()) for n, t in other.tensors.items()}
+        other = _opened(against, options)
+        jax_side = other.spec, _read(other)
     report = decoder_check.check(
         source.spec,
         tensors,
-        dtypes=dtypes,
-        tokens=tokens,
-        seed=seed,
+        options,
         encode=None if tokenizer is None else lambda text: tokenizer.encode(text).ids,
-        layout=layout,
         golden=source.golden,
         witness=run,
-        injected=injected,
-        against=theirs,
-        look=look,
-        keep=keep,
-        progress=progress,
+        against=jax_side,
     )
     if export:
-        _exported(report, source, tokens, seed, progress)
-    if train and report.equal:
-        training_check.train(
-            report,
-            source.spec,
-            tensors,
-            train,
-            theirs=theirs,
-            dtypes=dtypes,
-            layout=layout,
-            seed=seed,
-            progress=progress,
-        )
-    elif train:
-        report.notes.append("training was not compared: the models differ before the first step")
-    report.notes += [*source.notes, note, *(replay.notes(keep, report) if keep else [])]
+        _exported(report, source, options)
+    if training:
+        _trained(report, source.spec, tensors, jax_side, training, options)
+    written = replay.notes(options.replay, report) if options.replay else []
+    report.notes += [*source.notes, note, *written]
     report.environment["source"] = {"name": source.name, "kind": source.kind}
     if other is not None:
         report.environment["against"] = {"name": other.name, "kind": other.kind}
     return report
 
 
-def _exported(
-    report: Report, source: Source, tokens: int, seed: int, progress: Callable[[str], None]
+def _options(changes: dict[str, Any]) -> CheckOptions:
+    options = replace(CheckOptions(), **changes)
+    if options.replay is not None:
+        folder = Path(os.fspath(options.replay))
+        replay.ready(folder, options.dtypes)
+        options = replace(options, replay=folder)
+    return options
+
+
+def _opened(src: str | Source, options: CheckOptions) -> Source:
+    options.progress(f"reading {src if isinstance(src, str) else src.name}")
+    return src if isinstance(src, Source) else open_source(src, seed=options.seed)
+
+
+def _read(source: Source) -> Tensors:
+    """Read once: several runs go over them, and a GGUF file is dequantized at every reading."""
+    return {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
+
+
+def _trained(
+    report: Report,
+    spec: Model,
+    tensors: Tensors,
+    jax_side: tuple[Model, Tensors] | None,
+    plan: training_check.Plan,
+    options: CheckOptions,
 ) -> None:
+    """Trains both sides, or adds a note of why not."""
+    if not report.equal:
+        report.notes.append("training was not compared: the models differ before the first step")
+        return
+    training_check.train(
+        report,
+        spec,
+        tensors,
+        plan,
+        theirs=jax_side,
+        dtypes=options.dtypes,
+        layout=options.layout,
+        seed=options.seed,
+        progress=options.progress,
+    )
+
+
+def _exported(report: Report, source: Source, options: CheckOptions) -> None:
     """Adds the checks of the export, or a note of why there are none."""
     if source.kind != "hf":
         return
@@ -108,10 +124,10 @@ def _exported(
     except ImportError:
         report.notes.append("transformers is not installed: the export was not compared")
         return
-    odd = witness.refuses(source.path)
+    odd = refuses(source.path)
     if odd or is_float8(source.config or {}):
         why = f"transformers does not read it: {odd}" if odd else "its float8 products are exported"
         report.notes.append(f"the export of the folder was not compared: {why}")
         return
-    given = inputs(source.spec, tokens, seed)
-    report.checks += reexport.checks(source, given, progress)
+    inputs = check_inputs(source.spec, options.tokens, options.seed)
+    report.checks += reexport.checks(source, inputs, options.progress)

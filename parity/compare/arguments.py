@@ -1,4 +1,4 @@
-"""What `parity.compare` is called with, told before the work: one BadInput, and no traceback."""
+"""The arguments of `jaxtwin.compare`, checked before the work: one BadInput, and no traceback."""
 
 from __future__ import annotations
 

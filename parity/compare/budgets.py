@@ -1,80 +1,79 @@
-"""A working dtype: errors from the float64 truth, against budgets that torch's own errors set.
+"""A working dtype: errors from the float64 result, against budgets that torch's own errors set.
 
-Nobody sets a tolerance. JAX may be off the truth by at most twice what torch, in the same dtype, is
-off it, plus what rounding the truth itself costs. Where one draw of roundings leaves a doubt, more
-are drawn (see reordering.py).
+Nobody sets a tolerance. JAX may be off the float64 result by at most twice what torch, in the same
+dtype, is off it, plus what rounding that result costs. Where one draw of roundings leaves a doubt,
+more are drawn (see reordering.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from jaxtwin.configs import Model
 from jaxtwin.parity.compare import curves, decoder_settings, failure_details
+from jaxtwin.parity.compare.curves import NUMPY
+from jaxtwin.parity.compare.options import CheckOptions
+from jaxtwin.parity.compare.tolerances import BANDS, HOLLOW, K_OF_KL, K
 from jaxtwin.parity.report import metrics
-from jaxtwin.parity.report.results import Check, Report
+from jaxtwin.parity.report.results import Check, Point, Report, worst_first
 from jaxtwin.parity.sides import probes, runs, terms
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.reordering import Reordering
-from jaxtwin.parity.sides.runs import InjectedFault, Reference, Subject, decoder
+from jaxtwin.parity.sides.runs import Reference, Subject, decoder
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensors
 
-K = 2.0  # how many times torch's own error JAX may make
-KL = "KL in nats, worst token"
+if TYPE_CHECKING:
+    from jaxtwin.jaxmodel import Decoder
+
 DRAWS = {"torch": 8, "jax": 3}  # at most, and only while a comparison is over its budget
-NUMPY = {
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-}
+
+Measure = tuple[str, str]  # a check's kind and place
+Errors = Mapping[Measure, float]
 
 
-def errors(got: Outcome, truth: Outcome) -> dict[str, float]:
-    """How far a run is off the float64 truth, by every measure that is budgeted."""
+def errors(got: Outcome, reference: Outcome) -> dict[Measure, float]:
+    """How far a run is off the float64 result, by every measure that is budgeted."""
     return {
-        "logits": metrics.relative_l2(got.logits, truth.logits),
-        "logits, worst token": metrics.worst_row(got.logits, truth.logits),
-        KL: metrics.worst_kl(got.logits, truth.logits),
-        "loss, per target": metrics.relative_l2(got.nll, truth.nll),
-        **{f"grad {name}": truth.off(name, got.grads[name]) for name in truth.grads},
+        ("logits", ""): metrics.relative_l2(got.logits, reference.logits),
+        ("worst_token", ""): metrics.worst_row(got.logits, reference.logits),
+        ("kl", ""): metrics.worst_kl(got.logits, reference.logits),
+        ("loss", ""): metrics.relative_l2(got.nll, reference.nll),
+        **{("gradient", n): reference.off(n, got.grads[n]) for n in reference.grads},
     }
 
 
-def rounding(truth: Outcome, dtype: str) -> dict[str, float]:
-    """What it costs to round the truth itself to the dtype: nobody can be nearer than that."""
-    near = [metrics.rounded(x, NUMPY[dtype]) for x in (truth.logits, truth.nll)]
-    out = errors(Outcome(near[0], near[1], truth.grads), truth)
-    for name, grad in truth.grads.items():
-        out[f"grad {name}"] = terms.rounding(grad, NUMPY[dtype], truth.terms.get(name))
+def rounding(reference: Outcome, dtype: str) -> dict[Measure, float]:
+    """What it costs to round the float64 result to the dtype: nobody can be nearer than that."""
+    near = [metrics.rounded(x, NUMPY[dtype]) for x in (reference.logits, reference.nll)]
+    out = errors(Outcome(near[0], near[1], reference.grads), reference)
+    for name, grad in reference.grads.items():
+        of = reference.terms.get(name)
+        out["gradient", name] = terms.rounding(grad, NUMPY[dtype], of)
     return out
 
 
 def budgeted(
-    runs: Sequence[Mapping[str, float]],
-    torch: Sequence[Mapping[str, float]],
-    noise: Mapping[str, float],
-    dtype: str,
-    label: str = "",
+    draws: Sequence[Errors], torch: Sequence[Errors], noise: Errors, dtype: str, label: str = ""
 ) -> list[Check]:
-    """Every error against its budget; `runs` and `torch` hold the errors of one or more draws.
+    """Every error against its budget; `draws` and `torch` hold the errors of one or more draws.
 
     The budget is K times the largest error of torch's draws, and the rounding noise. The error is
     the smallest of the draws: a fault is in every one of them, bad luck is not.
     """
     out = []
-    for name, least in noise.items():
-        # KL grows with the square of the error, so twice the error is four times the KL.
-        times = K**2 if name == KL else K
-        budget = times * _largest([draw[name] for draw in torch]) + least
-        out.append(Check(label + name, dtype, _smallest([draw[name] for draw in runs]), budget))
+    for measure, least in noise.items():
+        kind, place = measure
+        factor = K_OF_KL if kind == "kl" else K
+        budget = factor * _largest([draw[measure] for draw in torch]) + least
+        error = _smallest([draw[measure] for draw in draws])
+        out.append(Check(kind, dtype, error, budget, place, label))
     return out
 
 
@@ -86,124 +85,174 @@ def _smallest(values: Sequence[float]) -> float:
     return float(np.min(values))
 
 
-def working(
-    reference: Reference,
-    theirs: tuple[Model, Tensors],
-    truth: Outcome,
-    dtype: str,
-    report: Report,
-    read: decoder_settings.Sides,
-    *,
-    layout: str,
-    injected: InjectedFault | None,
-    witness: Callable[[Inputs], Outcome] | None,
-    redraw: bool,
-    look: bool,
-    progress: Callable[[str], None],
-) -> list[Check]:
+@dataclass
+class WorkingDtype:
     """JAX (and the witness) in a working dtype, against the budget that torch's own error sets.
 
-    While something is over and `redraw` is allowed (float64 has shown that the function is the
-    same, or was not asked), roundings are drawn anew: torch first, whose largest error sets the
+    While something is over its budget and `redraw` is true (float64 has shown that the function is
+    the same, or was left out), roundings are drawn anew: torch first, whose largest error sets the
     budget, then JAX.
     """
-    spec, tensors, given = reference.spec, reference.tensors, reference.given
-    noise = rounding(truth, dtype)
 
-    def torch_draw(seed: int) -> dict[str, float]:
+    torch_side: Reference
+    jax_side: tuple[Model, Tensors]
+    reference: Outcome  # torch in float64; a Trace where the options ask for probes
+    dtype: str
+    report: Report
+    settings: decoder_settings.Sides
+    options: CheckOptions
+    redraw: bool
+    torch_draws: list[Errors] = field(default_factory=list)
+    jax_draws: list[Errors] = field(default_factory=list)
+    logits: np.ndarray = field(init=False)  # of JAX's first draw
+    subject: Subject | None = None  # with probes: JAX's model, and the errors along its first run
+    accumulated: curves.Errors = field(default_factory=dict)
+
+    def checks(self, witness: Callable[[Inputs], Outcome] | None = None) -> list[Check]:
+        """Every comparison in this dtype; details, points and notes go to the report."""
+        self._draw_torch()
+        self._draw_jax()
+        self._note_flips()
+        others = self._witness(witness) if witness else None
+        noise = rounding(self.reference, self.dtype)
+
+        def now() -> list[Check]:
+            return self._judged(noise, others)
+
+        while self.redraw and not _all_ok(now()) and len(self.torch_draws) < DRAWS["torch"]:
+            self._draw_torch()
+        while self.redraw and not _all_ok(now()) and len(self.jax_draws) < DRAWS["jax"]:
+            self._draw_jax()
+        out = now()
+        if not _all_ok(out) and len(self.report.details) < failure_details.MOST:
+            self._add_details(out)
+        self.report.blind += hollow(out, self.dtype)
+        if self.options.probes:
+            self.report.points += self._local_points()
+            out += parts(self.report, self.dtype)
+        return out
+
+    def _judged(
+        self, noise: Errors, others: tuple[dict[Measure, float], float] | None
+    ) -> list[Check]:
+        out = budgeted(self.jax_draws, self.torch_draws, noise, self.dtype)
+        if others is None:
+            return out
+        allowed, (witness, between) = out[0].budget, others
+        out += budgeted([witness], self.torch_draws, noise, self.dtype, "transformers")
+        label = "JAX against transformers"
+        return [*out, Check("logits", self.dtype, between, allowed, label=label)]
+
+    def _progress(self, step: str, draw: int = 0) -> None:
         give_back()
-        progress(f"{dtype}: torch" + (f", roundings drawn anew ({seed})" if seed else ""))
-        order = Reordering(spec, seed)
-        out = runs.run_torch(spec, order.apply(tensors), given, dtype, read.torch(dtype))
-        return errors(replace(out, grads=order.undo(out.grads)), truth)
+        again = f", roundings drawn anew ({draw})" if draw else ""
+        self.options.progress(f"{self.dtype}: {step}{again}")
 
-    def jax_draw(seed: int) -> tuple[dict[str, float], np.ndarray]:
-        give_back()
-        progress(f"{dtype}: JAX" + (f", roundings drawn anew ({seed})" if seed else ""))
-        order = Reordering(spec, seed)
-        remat = "full" if look else "none"  # traces are large enough
-        model = runs.jax_model(theirs[0], order.apply(theirs[1]), dtype, layout, injected, remat)
-        if not seed:
-            read.jax(dtype, model)
-        if look and not seed:
-            subjects.append(decoder(model, layout, given))
-            trace = subjects[0].run(None)
-            ends.update(curves.measure(trace, seen()))
-            return errors(trace, truth), trace.logits
-        out = runs.run_jax(model.spec, model, given, layout)
-        return errors(replace(out, grads=order.undo(out.grads)), truth), out.logits
+    def _draw_torch(self) -> None:
+        draw, side = len(self.torch_draws), self.torch_side
+        self._progress("torch", draw)
+        order = Reordering(side.spec, draw)
+        out = runs.run_torch(
+            side.spec,
+            order.apply(side.tensors),
+            side.given,
+            self.dtype,
+            self.settings.torch(self.dtype),
+        )
+        self.torch_draws.append(errors(replace(out, grads=order.undo(out.grads)), self.reference))
 
-    def seen() -> Trace:
-        assert isinstance(truth, Trace)  # as it is where `look` is asked
-        return truth
+    def _model(self, order: Reordering, remat: str = "none") -> Decoder:
+        spec, tensors = self.jax_side
+        options = self.options
+        return runs.jax_model(
+            spec, order.apply(tensors), self.dtype, options.layout, options.injected, remat
+        )
 
-    subjects: list[Subject] = []
-    ends: curves.Errors = {}
-    torch, (first, logits) = [torch_draw(0)], jax_draw(0)
-    jax, hf, against = [first], [], []
-    if (turned := metrics.flips(logits, truth.logits)).count:
-        tokens = f"{turned.count} of {turned.positions} top-1 tokens flip"
-        report.notes.append(f"{dtype}: {tokens}, the largest margin {turned.margin:.2g}")
-    if witness:
-        progress(f"{dtype}: transformers, the third witness")
-        third = witness(given)
-        read.witness(dtype, witness)
-        hf = [errors(third, truth)]
-        against = [("JAX against transformers: logits", metrics.relative_l2(logits, third.logits))]
-        del third  # its gradients are as large as the model
+    def _draw_jax(self) -> None:
+        draw, layout = len(self.jax_draws), self.options.layout
+        self._progress("JAX", draw)
+        order = Reordering(self.torch_side.spec, draw)
+        # Traces are large enough.
+        model = self._model(order, "full" if self.options.probes else "none")
+        if draw:
+            out = runs.run_jax(model.spec, model, self.torch_side.given, layout)
+            out = replace(out, grads=order.undo(out.grads))
+            self.jax_draws.append(errors(out, self.reference))
+            return
+        self.settings.jax(self.dtype, model)
+        if self.options.probes:
+            self.subject = decoder(model, layout, self.torch_side.given)
+            out = trace = self.subject.run(None)
+            self.accumulated = curves.measure(trace, self._trace)
+        else:
+            out = runs.run_jax(model.spec, model, self.torch_side.given, layout)
+        self.jax_draws.append(errors(out, self.reference))
+        self.logits = out.logits
 
-    def alone() -> Iterator[Check]:
-        rows = probes.rows(spec, "unroll", given.ids.shape)
-        patched: list[curves.Errors] = []
-        own: list[curves.Errors] = []
+    @property
+    def _trace(self) -> Trace:
+        assert isinstance(self.reference, Trace)  # as it is with probes
+        return self.reference
+
+    def _note_flips(self) -> None:
+        flips = metrics.flips(self.logits, self.reference.logits)
+        if flips.count:
+            tokens = f"{flips.count} of {flips.positions} top-1 tokens flip"
+            note = f"{self.dtype}: {tokens}, the largest margin {flips.margin:.2g}"
+            self.report.notes.append(note)
+
+    def _witness(self, run: Callable[[Inputs], Outcome]) -> tuple[dict[Measure, float], float]:
+        """transformers' errors from the float64 result, and JAX's logits from transformers'."""
+        self.options.progress(f"{self.dtype}: transformers, the third witness")
+        out = run(self.torch_side.given)
+        self.settings.witness(self.dtype, run)
+        between = metrics.relative_l2(self.logits, out.logits)
+        return errors(out, self.reference), between
+
+    def _add_details(self, checks: Sequence[Check]) -> None:
+        self._progress("JAX, once more for the details")
+        side = self.torch_side
+        model = self._model(Reordering(side.spec, 0))
+        out = runs.run_jax(model.spec, model, side.given, self.options.layout)
+        found = failure_details.Runs(self.reference, out, None)
+        axes_of = axes(side.spec, side.given)
+        failure_details.add(self.report, checks, self.dtype, found, axes_of)
+
+    def _local_points(self) -> list[Point]:
+        """Every part alone, drawn anew while one is over its band."""
+        side = self.torch_side
+        rows = probes.rows(side.spec, "unroll", side.given.ids.shape)
+        local: list[curves.Errors] = []
+        noise: list[curves.Errors] = []
         while True:
+            draw = len(noise)
             give_back()
-            progress(f"{dtype}: every part alone" + (f" ({len(own)})" if own else ""))
-            order = Reordering(spec, len(own), rows)
-            moved = order.trace(seen())
-            src = replace(reference, tensors=order.apply(tensors), dtype=dtype)
-            own.append(curves.measure(src.run(moved), moved))
-            del src  # with the model that it made, and its gradients
+            self.options.progress(
+                f"{self.dtype}: every part alone" + (f" ({draw})" if draw else "")
+            )
+            order = Reordering(side.spec, draw, rows)
+            moved = order.trace(self._trace)
+            torch = replace(side, tensors=order.apply(side.tensors), dtype=self.dtype)
+            noise.append(curves.measure(torch.run(moved), moved))
+            del torch  # with the model that it made, and its gradients
             give_back()
-            if own[1:]:
-                there_too = order.apply(theirs[1])
-                model = runs.jax_model(theirs[0], there_too, dtype, layout, injected, "full")
-                subjects[0] = decoder(model, layout, given)
-            patched.append(curves.alone(subjects[0].run, moved))
-            found = curves.points(ends, patched, seen(), dtype, own)
-            if all(p.ok for p in found) or not redraw or len(own) == DRAWS["jax"]:
-                break
-        report.points += found
-        yield from parts(report, dtype)
-
-    def checks() -> list[Check]:
-        out = budgeted(jax, torch, noise, dtype)
-        allowed = out[0].budget
-        if hf:
-            out += budgeted(hf, torch, noise, dtype, "transformers: ")
-        return out + [Check(name, dtype, error, allowed) for name, error in against]
-
-    while redraw and not all(c.ok for c in checks()) and len(torch) < DRAWS["torch"]:
-        torch.append(torch_draw(len(torch)))
-    while redraw and not all(c.ok for c in checks()) and len(jax) < DRAWS["jax"]:
-        jax.append(jax_draw(len(jax))[0])
-    out = checks()
-    if not all(c.ok for c in out) and len(report.details) < failure_details.MOST:
-        give_back()
-        progress(f"{dtype}: JAX, once more for the details")
-        model = runs.jax_model(*theirs, dtype, layout, injected)
-        free = runs.run_jax(model.spec, model, given, layout)
-        failure_details.add(report, out, dtype, truth, free, None, axes(spec, given))
-    report.blind += _hollow(out, dtype)
-    return [*out, *(alone() if look else ())]
+            if draw:
+                model = self._model(order, "full")
+                self.subject = decoder(model, self.options.layout, side.given)
+            assert self.subject is not None
+            local.append(curves.local_errors(self.subject.run, moved))
+            found = curves.points(self.accumulated, local, self._trace, self.dtype, noise)
+            if all(p.ok for p in found) or not self.redraw or len(noise) == DRAWS["jax"]:
+                return found
 
 
-NOTHING = 0.5  # a relative budget from which on zeros would pass, or nearly
+def _all_ok(checks: Sequence[Check]) -> bool:
+    return all(check.ok for check in checks)
 
 
-def _hollow(checks: Sequence[Check], dtype: str) -> list[str]:
+def hollow(checks: Sequence[Check], dtype: str) -> list[str]:
     """In words: the comparisons whose measured budget lets anything pass."""
-    loose = [c.name for c in checks if KL not in c.name and c.budget >= NOTHING]
+    loose = [c.name for c in checks if c.kind != "kl" and c.budget >= HOLLOW]
     if not loose:
         return []
     more = f" and {len(loose) - 1} more" if loose[1:] else ""
@@ -212,16 +261,18 @@ def _hollow(checks: Sequence[Check], dtype: str) -> list[str]:
 
 def axes(spec: Model, given: Inputs) -> failure_details.Axes:
     """The axes of every probe and parameter of a decoder, by torch's names."""
-    seen = probes.rows(spec, "unroll", given.ids.shape)
-    return failure_details.axes([*seen, *decoder_table.rows(spec, "unroll")])
+    found = probes.rows(spec, "unroll", given.ids.shape)
+    return failure_details.axes([*found, *decoder_table.rows(spec, "unroll")])
 
 
 def parts(report: Report, dtype: str) -> Iterator[Check]:
     """Of the parts alone, the one that uses most of its band, for each direction."""
-    for direction in curves.BANDS:
+    for direction in BANDS:
         points = [p for p in report.points if (p.dtype, p.direction) == (dtype, direction)]
-        checks = [
-            Check(f"part alone, {direction}: {p.probe}", dtype, p.local_error, p.band)
-            for p in points
-        ]
-        yield max(checks, key=lambda c: np.inf if np.isnan(c.error) else c.margin)
+        yield max(map(part, points), key=worst_first)
+
+
+def part(point: Point) -> Check:
+    """A part alone, against its band."""
+    kind = f"part_{point.direction}"
+    return Check(kind, point.dtype, point.local_error, point.band, point.probe)

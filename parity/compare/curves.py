@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
 
+from jaxtwin.parity.compare.tolerances import BANDS, FORWARD, LOSS, K
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Point
 from jaxtwin.parity.sides import probes, terms
 from jaxtwin.parity.sides.outcome import Trace
 
-FORWARD, BACKWARD = 1e-13, 1e-12  # relative L2 in float64: nothing but the order of sums may differ
-BANDS = {"forward": FORWARD, "backward": BACKWARD, "parameter": BACKWARD}
 PICK = {"forward": "values", "backward": "cotangents", "parameter": "grads"}
-K = 2.0  # how many times the reference's own error in a working dtype the JAX side may make
-# How much apart two frameworks may be and still have lost digits to the same dtype: one rounds a
-# part's steps where the other rounds its result. It only serves to name a cause, never to pass.
-LOSS = 4.0
+NUMPY = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
 
 
 def error(got: np.ndarray, want: np.ndarray, of: terms.Terms | None = None) -> float:
@@ -47,10 +47,10 @@ def errors(got: Trace, want: Trace, direction: str) -> dict[str, float]:
     }
 
 
-def rounding(want: Trace, direction: str, name: str, dtype: str) -> float:
-    """What rounding the truth to the dtype costs at that place."""
-    of = want.terms.get(name) if direction == "parameter" else None
-    return terms.rounding(getattr(want, PICK[direction])[name], numpy(dtype), of)
+def rounding(reference: Trace, direction: str, name: str, dtype: str) -> float:
+    """What rounding the float64 result to the dtype costs at that place."""
+    of = reference.terms.get(name) if direction == "parameter" else None
+    return terms.rounding(getattr(reference, PICK[direction])[name], NUMPY[dtype], of)
 
 
 def lossy(
@@ -74,10 +74,6 @@ def lossy(
     return allowed
 
 
-def numpy(dtype: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
 def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -> float:
     """The largest error end to end, logits and every gradient, in units of what is allowed.
 
@@ -89,8 +85,8 @@ def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -
     off = errors(got, want, "parameter")
     output = FORWARD
     if (loss := error(lost.logits, want.logits)) > FORWARD:
-        rounding = error(metrics.rounded(want.logits, numpy(dtype)), want.logits)
-        output += LOSS * loss + rounding
+        cost = error(metrics.rounded(want.logits, NUMPY[dtype]), want.logits)
+        output += LOSS * loss + cost
     worst = [off[name] / allowed[name] for name in allowed]
     return float(np.max([*worst, error(got.logits, want.logits) / output]))
 
@@ -98,44 +94,46 @@ def final(got: Trace, want: Trace, lost: Trace | None = None, dtype: str = "") -
 Errors = dict[str, dict[str, float]]  # by direction, then by name
 
 
-def measure(got: Trace, truth: Trace) -> Errors:
+def measure(got: Trace, reference: Trace) -> Errors:
     """Every error of a run that a curve is drawn of."""
-    return {direction: errors(got, truth, direction) for direction in BANDS}
+    return {direction: errors(got, reference, direction) for direction in BANDS}
 
 
-def alone(run: Callable[..., Trace], truth: Trace) -> Errors:
+def local_errors(run: Callable[..., Trace], reference: Trace) -> Errors:
     """Every error of the parts alone: a half at a time, for two traces and a half are too many."""
-    half = run(truth, "forward")
-    forward = {"forward": errors(half, truth, "forward")}
+    half = run(reference, "forward")
+    forward = {"forward": errors(half, reference, "forward")}
     del half
-    half = run(truth, "backward")
-    return forward | {at: errors(half, truth, at) for at in BANDS if at != "forward"}
+    half = run(reference, "backward")
+    return forward | {at: errors(half, reference, at) for at in BANDS if at != "forward"}
 
 
 def points(
-    ends: Errors,
-    forced: Sequence[Errors],
-    truth: Trace,
+    accumulated: Errors,
+    local: Sequence[Errors],
+    reference: Trace,
     dtype: str,
-    own: Sequence[Errors] = (),
+    noise: Sequence[Errors] = (),
+    kind: Callable[[str], str] = probes.part,
 ) -> list[Point]:
     """The two curves: end to end, and each part alone in one run or more.
 
-    `own` are the reference's forced runs in that dtype; without any it is exact. The band of a part
-    is what float64 may be off or, in a working dtype, K times what the reference's own part is off
-    on the same input, plus what rounding the truth to the dtype costs. A part's error is one draw
-    of roundings. So the reference's largest counts, of the same part in all layers and all runs;
-    and of the JAX side's runs the smallest, for a fault is in every one of them.
+    `noise` are the reference's own local errors in that dtype; without any it is exact. The band of
+    a part is what float64 may be off or, in a working dtype, K times what the reference's own part
+    is off on the same input, plus what rounding the float64 result to the dtype costs. A part's
+    error is one draw of roundings. So the reference's largest counts, of all the parts of one
+    `kind` (the same part in all layers) and all runs; and of the JAX side's runs the smallest, for
+    a fault is in every one of them.
     """
     out = []
     for direction, strict in BANDS.items():
-        noise: dict[str, float] = {}
-        for name, e in itertools.chain.from_iterable(draw[direction].items() for draw in own):
-            noise[_kind(name)] = float(np.max([noise.get(_kind(name), 0.0), e]))
-        for name in getattr(truth, PICK[direction]):
+        most: dict[str, float] = {}
+        for name, e in itertools.chain.from_iterable(draw[direction].items() for draw in noise):
+            most[kind(name)] = float(np.max([most.get(kind(name), 0.0), e]))
+        for name in getattr(reference, PICK[direction]):
             band = strict
-            if own:
-                band = K * noise[_kind(name)] + rounding(truth, direction, name, dtype)
+            if noise:
+                band = K * most[kind(name)] + rounding(reference, direction, name, dtype)
             out.append(
                 Point(
                     name,
@@ -143,25 +141,20 @@ def points(
                     probes.part(name),
                     direction,
                     dtype,
-                    ends[direction][name],
-                    float(np.min([draw[direction][name] for draw in forced])),
-                    noise.get(_kind(name), 0.0),
+                    accumulated[direction][name],
+                    float(np.min([draw[direction][name] for draw in local])),
+                    most.get(kind(name), 0.0),
                     band,
                 )
             )
     return out
 
 
-def _kind(name: str) -> str:
-    """The same part of every layer."""
-    return re.sub(r"\d+", "*", name)
-
-
-def heat(free: Trace, truth: Trace, layers: int) -> list[list[float]]:
+def heat(got: Trace, reference: Trace, layers: int) -> list[list[float]]:
     """The relative error of each layer's output by position: the worst of the rows."""
     out = []
     for i in range(layers):
-        got, want = (t.values[f"layers.{i}.out"].astype(np.float64) for t in (free, truth))
-        gap, size = np.linalg.norm(got - want, axis=-1), np.linalg.norm(want, axis=-1)
-        out.append([float(x) for x in (gap / np.maximum(size, 1e-300)).max(axis=0)])
+        x, want = (t.values[f"layers.{i}.out"].astype(np.float64) for t in (got, reference))
+        gap, size = np.linalg.norm(x - want, axis=-1), np.linalg.norm(want, axis=-1)
+        out.append([float(e) for e in (gap / np.maximum(size, 1e-300)).max(axis=0)])
     return out

@@ -1,7 +1,7 @@
-"""Before any tensor is computed: are the two sides given the same thing?
+"""Before any tensor is computed: do the two sides start from the same thing?
 
 Spec against spec, weights against weights (through the table, in torch's names and layout). What
-differs is said first, and where one turns into the other by a known slip, that slip is the cause.
+differs is reported first, and where a known mistake turns one into the other, it is the cause.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def spec(torch: Model, jax: Model) -> list[Difference]:
             parts += [field.removesuffix("length") + f"{i}." for i in range(few, many)]
     shown = [(field, _shown(src, field), _shown(dst, field)) for field in odd]
     return [
-        Difference(f"spec: {field}", t, j)
+        Difference("spec", field, t, j)
         for field, t, j in shown
         if t != j and not field.startswith(tuple(parts))
     ]
@@ -84,9 +84,9 @@ FIELDS = {
 
 def field_explanation(difference: Difference) -> Explanation:
     """The cause that a differing field of the spec is."""
-    field = difference.what.removeprefix("spec: ")
-    ends = [name for name in FIELDS if field.endswith("." + name) or field == name]
-    explanation = FIELDS[max(ends, key=len)] if ends else None
+    field = difference.place
+    known = [name for name in FIELDS if field.endswith("." + name) or field == name]
+    explanation = FIELDS[max(known, key=len)] if known else None
     if explanation is None:
         name = field.rsplit(".", 1)[-1]
         explanation = Explanation(f"spec-{name}", "has " + name + " {jax}", "set it to {torch}")
@@ -102,7 +102,7 @@ def weights(
     jax: Arrays,
     stored: Mapping[str, np.dtype] | None = None,
 ) -> list[tuple[Difference, Explanation | None]]:
-    """Every tensor that is not the same, bit for bit, and the slip that made it so if one is known.
+    """Every tensor that is not the same, bit for bit, and the mistake behind it where it is known.
 
     Both are named and laid out as torch's. Without a spec nothing is known of heads. `stored` are
     the dtypes that the values came in, where these are wider: hashes and roundings are of those.
@@ -118,10 +118,10 @@ def weights(
             explanation_of(spec, name, want, got, torch) if want.shape == got.shape else None
         )
         about = explanation.about.removeprefix("differs: ") if explanation else _where(want, got)
-        out.append((Difference(f"weight: {name}", _print(want), _print(got), about), explanation))
+        out.append((Difference("weight", name, _print(want), _print(got), about), explanation))
     for name in sorted(torch.keys() ^ jax.keys()):
         side = (_print(torch[name]), "absent") if name in torch else ("absent", _print(jax[name]))
-        out.append((Difference(f"weight: {name}", *side), None))
+        out.append((Difference("weight", name, *side), None))
     return out
 
 
@@ -143,7 +143,7 @@ def _print(x: np.ndarray) -> str:
 
 def _where(want: np.ndarray, got: np.ndarray) -> str:
     if want.shape != got.shape:
-        return f"shape {got.shape} where {want.shape} belongs"
+        return f"expected shape {want.shape}, got {got.shape}"
     wide = [x.astype(np.float64) for x in (got, want)]
     unlike = ~((wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1])))
     if not unlike.any():
@@ -154,17 +154,17 @@ def _where(want: np.ndarray, got: np.ndarray) -> str:
     at = tuple(int(i) for i in np.unravel_index(np.where(unlike, gap, -1).argmax(), gap.shape))
     return (
         f"{int(unlike.sum())} of {gap.size} elements differ, most at {list(at)}: "
-        f"{got[at]} where {want[at]} belongs (relative L2 {metrics.relative_l2(got, want):.2e})"
+        f"expected {want[at]}, got {got[at]} (relative L2 {metrics.relative_l2(got, want):.2e})"
     )
 
 
-# ---- slips --------------------------------------------------------------------------------------
+# ---- mistakes -----------------------------------------------------------------------------------
 
 
 def explanation_of(
     spec: Model | None, name: str, want: np.ndarray, got: np.ndarray, others: Arrays
 ) -> Explanation | None:
-    """The slip that turns the wanted tensor into the given one, or None."""
+    """The mistake that turns the tensor `want` into `got`, or None."""
     for other, x in others.items():
         if other != name and x.shape == got.shape and _same(x, got):
             return _exchanged(name, other)
@@ -254,7 +254,7 @@ def _changes(
 
 
 def _numbers(want: np.ndarray, got: np.ndarray) -> Explanation | None:
-    """Slips of value: left constant, multiplied by a number, a few elements changed."""
+    """Mistakes of value: left constant, multiplied by a number, a few elements changed."""
     if got.size > 1 and (got == got.flat[0]).all():
         return Explanation("constant", f"is {got.flat[0]} everywhere", ADVICE["constant"])
     scale, rest = metrics.best_fit(got, want)

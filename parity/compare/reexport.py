@@ -22,8 +22,8 @@ from jaxtwin.parity.report.results import Check
 from jaxtwin.parity.sides import witness
 from jaxtwin.parity.sides.inputs import Inputs
 
-KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
-PLACE = ("_name_or_path",)  # where it was loaded from
+LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+ORIGIN = ("_name_or_path",)  # where it was loaded from
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Loaded:
 
 
 def checks(
-    source: Source, given: Inputs, progress: Callable[[str], None] = lambda step: None
+    source: Source, inputs: Inputs, progress: Callable[[str], None] = lambda step: None
 ) -> Iterator[Check]:
     """The comparisons; `source` was opened from a Hugging Face folder."""
     assert source.path is not None
@@ -47,30 +47,26 @@ def checks(
         convert(source, copy, "hf")
         progress("export: transformers reads the original")
         try:
-            want = _loaded(source.path, given)
+            want = _loaded(source.path, inputs)
         except Exception as error:  # whatever transformers' classes stumble over
             raise witness.refused(source.name, error) from None
         progress("export: transformers reads the export")
-        got = _loaded(copy, given)
+        got = _loaded(copy, inputs)
     new = sorted(set(got.odd) - set(want.odd))
-    yield _counted("keys missing or not used", new)
+    yield _counted("export_keys", new)
     odd = [n for n in {**want.tensors, **got.tensors} if want.tensors.get(n) != got.tensors.get(n)]
-    yield _counted("tensors that differ", sorted(odd))
+    yield _counted("export_tensors", sorted(odd))
     same = want.logits.shape == got.logits.shape and want.logits.tobytes() == got.logits.tobytes()
-    yield Check(_name("logits that differ", []), "as stored", float(not same), 0.0)
+    yield Check("export_logits", "as stored", float(not same), 0.0)
     fields = [k for k in {**want.config, **got.config} if want.config.get(k) != got.config.get(k)]
-    yield _counted("fields of the config that differ", sorted(fields))
+    yield _counted("export_config", sorted(fields))
 
 
-def _counted(what: str, names: list[str]) -> Check:
-    return Check(_name(what, names), "as stored", float(len(names)), 0.0)
+def _counted(kind: str, names: list[str]) -> Check:
+    return Check(kind, "as stored", float(len(names)), 0.0, names[0] if names else "")
 
 
-def _name(what: str, names: list[str]) -> str:
-    return f"exported: {what}" + (f", the first {names[0]}" if names else "")
-
-
-def _loaded(folder: Path, given: Inputs) -> Loaded:
+def _loaded(folder: Path, inputs: Inputs) -> Loaded:
     import torch
     import transformers
 
@@ -79,10 +75,10 @@ def _loaded(folder: Path, given: Inputs) -> Loaded:
     )
     model, info = loaded
     with torch.no_grad():
-        logits = model(torch.from_numpy(given.ids), use_cache=False).logits
-    config = {k: v for k, v in model.config.to_dict().items() if k not in PLACE}
+        logits = model(torch.from_numpy(inputs.ids), use_cache=False).logits
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ORIGIN}
     return Loaded(
-        [f"{kind}: {name}" for kind in KEYS for name in info.get(kind) or ()],
+        [f"{kind}: {name}" for kind in LOADING_INFO for name in info.get(kind) or ()],
         {name: _sha256(x) for name, x in model.state_dict().items()},
         logits.float().numpy(),
         config,

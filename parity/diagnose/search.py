@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxtwin.parity.compare import curves
-from jaxtwin.parity.compare.curves import BANDS
+from jaxtwin.parity.compare.tolerances import BANDS, FORWARD, LOSS
 from jaxtwin.parity.diagnose import given, torch_cache
 from jaxtwin.parity.diagnose.hypotheses import ANY, HYPOTHESES
 from jaxtwin.parity.report.results import Cause, Difference, Divergence, Point
@@ -106,12 +106,12 @@ def _cache(reference: Reference, subject: Subject, truth: Trace) -> Iterator[Div
     if subject.decode is None or prefill < 2:
         return
     got = subject.decode(ids, prefill)
-    off = curves.error(got, truth.logits[:1, -1]) / curves.FORWARD
+    off = curves.error(got, truth.logits[:1, -1]) / FORWARD
     if off <= 1:
         return
     for name, slip in torch_cache.CACHE_HYPOTHESES.items():
         left = curves.error(got, torch_cache.decode(reference.model, ids, prefill, slip))
-        if left <= curves.FORWARD:
+        if left <= FORWARD:
             cause = Cause(name, slip.about, slip.advice, "cache", (), 1.0, True)
             yield Divergence("cache", (), "forward", off, cause)
             return
@@ -142,7 +142,7 @@ class Runs(Protocol):
     def places(self) -> Mapping[str, Place]: ...
 
     def run(
-        self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()
+        self, patched: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()
     ) -> Trace: ...
 
 
@@ -215,7 +215,7 @@ class Search:
         """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
         at = self.reference.places[names[0]] if direction == "forward" else None
         # The module that gives the probed value may have a name of its own.
-        named = "" if at is None or at.given else probes.part(at.module)
+        named = "" if at is None or at.is_input else probes.part(at.module)
         part = probes.part(names[0])
         fit = [m for m in HYPOTHESES if {part, named, ANY} & set(m.parts)]
         fit = [m for m in fit if m.direction == direction]
@@ -233,7 +233,7 @@ class Search:
                 return self._with(PlacedHypothesis(m, on, value), direction, names)
 
             lone = ANY in hypothesis.parts and part not in hypothesis.parts
-            if lone and (at is None or at.given or at.module != modules[0]):
+            if lone and (at is None or at.is_input or at.module != modules[0]):
                 continue  # the probe is not of what this module returns
             values = list(hypothesis.values(self.modules[modules[0]]))
             if hypothesis.fits and values:
@@ -287,7 +287,7 @@ class Search:
             exact, lost = self._runs(placed)
             off = curves.errors(self.forced, exact, direction)
             loss = curves.errors(lost, exact, direction)
-            if any(loss[name] > curves.LOSS * off[name] for name in names):
+            if any(loss[name] > LOSS * off[name] for name in names):
                 return float("inf")
         return worst
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.report.junit import flat
-from jaxtwin.parity.report.results import SCHEMA, Check, Report, number, place
+from jaxtwin.parity.report.results import SCHEMA, WORST_OF_MANY, Check, Report, number, place
 
 GROWN = 2.0  # times its old margin: worth a line
 
@@ -37,71 +37,73 @@ def compare(old: Mapping[str, Any], new: Report) -> list[str]:
     checks = _checked(old)
     now = new.to_json()
     return [
-        *_checks(*_matched(checks, {(c.dtype, c.name): c for c in new.checks})),
-        *_entries("given", _preflight(old), _preflight(now)),
+        *_checks(*_keyed(checks, new.checks)),
+        *_entries("preflight", _preflight(old), _preflight(now)),
         *_entries("cause", _causes(old), _causes(now)),
         *_entries("environment", dict(flat(old["environment"])), dict(flat(now["environment"]))),
     ]
 
 
-def _checked(old: Any) -> dict[tuple[str, str], Check]:
+def _checked(old: Any) -> list[Check]:
     """The checks of that JSON, once all that is read of it is found to be there."""
-    again = "; save one anew with `jaxtwin check SRC --save FILE`"
+    again = "; save a new one with `jaxtwin check SRC --save FILE`"
     if not isinstance(old, Mapping) or "checks" not in old:
         raise BadInput(f"this is not the JSON of a check{again}")
     if old.get("schema") != SCHEMA:
-        raise BadInput(f"its schema is {old.get('schema')!r}, and {SCHEMA} is read{again}")
+        raise BadInput(f"expected schema {SCHEMA}, got {old.get('schema')!r}{again}")
     try:
-        checks = [
-            Check(c["name"], c["dtype"], float(c["error"]), float(c["budget"]))
-            for c in old["checks"]
-        ]
+        checks = [_check(c) for c in old["checks"]]
         dict(flat(old["environment"]))
         _preflight(old)
         _causes(old)
-        return {(c.dtype, c.name): c for c in checks}
+        {_stem(check) for check in checks}
+        return checks
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(
             f"this is not the JSON of a check ({type(error).__name__}: {error}){again}"
         ) from None
 
 
-# A name that goes on with the probe or the step that was worst, which may be another each time.
-WORST = re.compile(
-    r"(part alone, \w+(?=: )|optimizer alone, \w+(?=: )|trained: \w+(?=, )"
-    r"|tensors of another name or shape(?=, )).+"
-)
-Checks = Mapping[tuple[str, str], Check]
+def _check(c: Mapping[str, Any]) -> Check:
+    error, budget = float(c["error"]), float(c["budget"])
+    return Check(c["kind"], c["dtype"], error, budget, c["place"], c["label"])
 
 
-def _matched(old: Checks, new: Checks) -> tuple[Checks, Checks]:
-    """The old checks under their names of today, where only the worst place is another."""
-    was, now = _stable(old), _stable(new)
-    again = {was[kind]: now[kind] for kind in was if kind in now}
-    return {again.get(key, key): check for key, check in old.items()}, new
+Key = tuple[str, ...]  # dtype, label, kind and, where it is not just the worst of many, the place
 
 
-def _stable(checks: Checks) -> dict[tuple[str, str], tuple[str, str]]:
-    """The keys that have a part without the worst place, by it: only where no other has it too."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for dtype, name in checks:
-        if match := WORST.fullmatch(name):
-            found.setdefault((dtype, match[1]), []).append((dtype, name))
-    return {kind: keys[0] for kind, keys in found.items() if len(keys) == 1}
+def _stem(check: Check) -> Key:
+    return check.dtype, check.label, check.kind
 
 
-def _checks(old: Checks, new: Checks) -> Iterator[str]:
+def _keyed(old: Sequence[Check], new: Sequence[Check]) -> Iterator[dict[Key, Check]]:
+    """Both by what makes a check the same in another run.
+
+    The worst of many places may be another each time: it counts only where either run has several
+    checks of that kind, told apart by it.
+    """
+    counts = [Counter(map(_stem, checks)) for checks in (old, new)]
+
+    def key(check: Check) -> Key:
+        stem = _stem(check)
+        worst = check.kind in WORST_OF_MANY and all(count[stem] <= 1 for count in counts)
+        return stem if worst else (*stem, check.place)
+
+    yield from ({key(check): check for check in checks} for checks in (old, new))
+
+
+def _checks(old: Mapping[Key, Check], new: Mapping[Key, Check]) -> Iterator[str]:
     for key, check in new.items():
-        said, was = f"{check.dtype} {check.name}", old.get(key)
+        named, was = f"{check.dtype} {check.name}", old.get(key)
         if was is None:
-            yield f"appeared: {said}" + ("" if check.ok else ", and it fails")
+            yield f"appeared: {named}" + ("" if check.ok else ", and it fails")
         elif was.ok != check.ok:
             word = "holds now" if check.ok else "fails now"
-            yield f"{word}: {said}: error {_change(was, check)}"
+            yield f"{word}: {named}: error {_change(was, check)}"
         elif check.margin > GROWN * was.margin:
             grown = f"{was.margin:.2g} -> {check.margin:.2g} of its budget"
-            yield f"grew: {said}: {grown} (error {_change(was, check)})"
-    yield from (f"gone: {dtype} {name}" for dtype, name in old if (dtype, name) not in new)
+            yield f"grew: {named}: {grown} (error {_change(was, check)})"
+    yield from (f"gone: {old[key].dtype} {old[key].name}" for key in old if key not in new)
 
 
 def _change(old: Check, new: Check) -> str:
@@ -114,9 +116,9 @@ def _preflight(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _causes(report: Mapping[str, Any]) -> dict[str, str]:
-    """What is known of every suspect, by its place."""
+    """What is known of every divergence, by its place."""
     out = {}
-    for divergence in report["suspects"]:
+    for divergence in report["divergences"]:
         cause = divergence["cause"]
         known = "not known"
         if cause is not None:

@@ -1,4 +1,4 @@
-"""What the verbs found, for people: tables on a console, and a line of verdict."""
+"""Reports for people: tables on a console, and a line of verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxtwin.parity.report.results import Check, Report, number, verdict
-from jaxtwin.parity.report.wording import explanation, opposite, readings, used
+from jaxtwin.parity.report.wording import (
+    budget_share,
+    difference_line,
+    explanation,
+    opposite,
+    readings,
+)
 
 
 def printer(columns: int) -> Console:
@@ -28,7 +34,7 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     """What was not the same before, the table, the notes and the verdict."""
     if opposite(report):
         console.print(f"the JAX side is {opposite(report)}", markup=False, highlight=False)
-    _given(report, console)
+    _preflight(report, console)
     table = Table(title=None, box=None, pad_edge=False)
     for name in ("dtype", "what", "error", "budget", "used", ""):
         right = name in ("error", "budget", "used")
@@ -37,7 +43,7 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     for check in shown:
         mark = Text("ok", "green") if check.ok else Text("FAILS", "bold red")
         error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
-        table.add_row(check.dtype, check.name, error, budget, used(check.margin), mark)
+        table.add_row(check.dtype, check.name, error, budget, budget_share(check.margin), mark)
     console.print(table)
     if hidden:
         console.print(f"and {hidden} more that hold with more room (--all shows them)", style="dim")
@@ -48,20 +54,19 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     console.print(verdict(report), style=style, markup=False)
 
 
-def _given(report: Report, console: Console) -> None:
+def _preflight(report: Report, console: Console) -> None:
     for difference in report.preflight:
-        how = f" ({difference.about})" if difference.about else ""
-        text = f"differs: {difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
+        text = f"differs: {difference_line(difference)}"
         console.print(text, style="red", markup=False, highlight=False)
 
 
 def _findings(report: Report, console: Console) -> None:
     """What is known of the differences, and what could not have been seen."""
     for divergence in report.divergences:
-        text = f"suspect: {explanation(divergence)}"
+        text = f"divergence: {explanation(divergence)}"
         console.print(text, style="red", markup=False, highlight=False)
-    for name, said in readings(report):
-        console.print(f"detail: {name}: {said}", style="red", markup=False, highlight=False)
+    for name, sentence in readings(report):
+        console.print(f"detail: {name}: {sentence}", style="red", markup=False, highlight=False)
     for line in report.blind:
         console.print(f"not shown: {line}", style="yellow", markup=False, highlight=False)
 
@@ -80,14 +85,14 @@ def chosen(checks: list[Check], everything: bool) -> tuple[list[Check], int]:
         return checks, 0
     groups: dict[tuple[str, str], list[Check]] = defaultdict(list)
     for check in checks:
-        if "grad " in check.name and check.ok:
-            groups[check.dtype, check.name.split("grad ")[0]].append(check)
+        if check.kind == "gradient" and check.ok:
+            groups[check.dtype, check.label].append(check)
     tight = {
         id(check)
         for group in groups.values()
         for check in sorted(group, key=lambda c: -c.margin)[:TIGHTEST]
     }
-    shown = [c for c in checks if not c.ok or "grad " not in c.name or id(c) in tight]
+    shown = [c for c in checks if not c.ok or c.kind != "gradient" or id(c) in tight]
     return shown, len(checks) - len(shown)
 
 
@@ -161,10 +166,10 @@ def show_faults(table: dict[str, Any], console: Console) -> None:
     for alarm in table["alarms"]:
         console.print(f"false alarm: {alarm}", style="red", markup=False, highlight=False)
     caught, named = (sum(f[key] for f in faults) for key in ("caught", "named"))
-    said = [f"{caught} of {len(faults)} faults caught, {named} called by their name"]
+    parts = [f"{caught} of {len(faults)} faults caught, {named} called by their name"]
     if table["controls"]:
-        said.append(f"{table['false_alarms']} false alarms in {table['controls']} random models")
+        parts.append(f"{table['false_alarms']} false alarms in {table['controls']} random models")
     if pairs["tried"]:
         both = f"pairs: both located in {pairs['located']} and named in {pairs['named']}"
-        said.append(f"{both} of {pairs['tried']}")
-    console.print("; ".join([*said, f"{table['seconds']:.0f} s"]))
+        parts.append(f"{both} of {pairs['tried']}")
+    console.print("; ".join([*parts, f"{table['seconds']:.0f} s"]))

@@ -11,6 +11,14 @@ from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.metrics import Array, At
 
 LOGITS = "b t v"
+# What a detail is of, and the name that people read.
+TENSORS = {
+    "value": "{place}",
+    "cotangent": "cotangent {place}",
+    "gradient": "grad {place}",
+    "logits": "logits",
+    "output": "output",
+}
 # What one index of an axis is called.
 WORDS = {
     "b": "sequence", "t": "token", "s": "key token", "d": "channel", "n": "head",
@@ -90,7 +98,8 @@ class Logits:
 class Detail:
     """One tensor: `got` against `want`, the reference."""
 
-    name: str
+    kind: str  # one of TENSORS
+    place: str  # a probe or a parameter, by torchref's name; "" for "logits" and "output"
     axes: str
     shape: tuple[int, ...]
     dtype: str
@@ -105,11 +114,16 @@ class Detail:
     reordered: tuple[str, ...]  # axes along each of which sorting alone brings the two together
     largest: Largest
     logits: Logits | None  # for axes "b t v"
-    alone: bool = False  # of a part fed the reference's own input, and not from end to end
+    local: bool = False  # of a part fed the reference's own input, and not from end to end
+
+    @property
+    def name(self) -> str:
+        """What people read: "layers.3.attn.q", "cotangent layers.3.attn.q", "logits"."""
+        return TENSORS[self.kind].format(place=self.place)
 
 
 def detail(
-    name: str, got: Array, want: Array, axes: str, dtype: str, alone: bool = False
+    kind: str, place: str, got: Array, want: Array, axes: str, dtype: str, local: bool = False
 ) -> Detail:
     """Everything about one tensor. `dtype` is the one that was computed in: its ULP is the unit.
 
@@ -117,6 +131,7 @@ def detail(
     into words). A merged axis is split first (ops.rearrange). ValueError: shapes that differ or do
     not fit the axes, and tensors without elements.
     """
+    name = TENSORS[kind].format(place=place)
     letters = tuple(axes.split())
     shape = tuple(np.shape(want))
     if np.shape(got) != shape:
@@ -137,7 +152,8 @@ def detail(
     most = metrics.largest(got, want)
     ulp, ulp_at = metrics.ulp(got, want, np.dtype(dtype))
     return Detail(
-        name=name,
+        kind=kind,
+        place=place,
         axes=axes,
         shape=shape,
         dtype=dtype,
@@ -157,7 +173,7 @@ def detail(
         ),
         largest=Largest(most.error, where(most.at), most.got, most.want),
         logits=_logits(got, want) if axes == LOGITS else None,
-        alone=alone,
+        local=local,
     )
 
 
@@ -191,8 +207,8 @@ def _logits(got: Array, want: Array) -> Logits:
 def reading(detail: Detail) -> str:
     """What the numbers clearly say, in one short sentence; "" where they do not."""
     for rule in (_nonfinite, _nothing, _order, _scaled, _added, _one_slice, _leaning):
-        if said := rule(detail):
-            return said
+        if sentence := rule(detail):
+            return sentence
     return ""
 
 

@@ -45,7 +45,8 @@ def page(report: Report, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "share": wording.share, "used": wording.used}
+    environment.filters |= {"number": number, "share": wording.share}
+    environment.filters["budget_share"] = wording.budget_share
     against = wording.opposite(report)
     text = environment.get_template("report.html.j2").render(
         title=f"{title} against {against}" if against else title,
@@ -119,7 +120,7 @@ def gradients(points: Sequence[Point]) -> list[Point]:
 
 
 def over(point: Point) -> float:
-    """What is injected in units of the band: NaN is as bad as can be."""
+    """The local error in units of its band: NaN is as bad as can be."""
     if math.isnan(point.local_error) or math.isnan(point.band):
         return math.inf
     if point.band:
@@ -147,7 +148,7 @@ def tensor(detail: Detail) -> dict[str, Any]:
     odd = [(off.got, "JAX alone"), (off.want, "torch alone"), (off.unlike, "not alike")]
     return {
         "name": wording.titled(detail),
-        "says": reading(detail),
+        "reading": reading(detail),
         "error": number(detail.relative_l2),
         "worst": worst,
         "fit": f"{detail.scale:.6g} leaves {number(detail.residual)}",

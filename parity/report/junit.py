@@ -14,12 +14,12 @@ NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
-    """One testcase for each check, by dtype, and one for what was given to both sides."""
+    """One testcase for each check, by dtype, and one for the differences before any run."""
     suite = ET.Element("testsuite", name="jaxtwin")
     properties = ET.SubElement(suite, "properties")
     for name, value in flat(report.environment):
         ET.SubElement(properties, "property", name=_text(name), value=_text(value))
-    _given(report, suite)
+    _preflight(report, suite)
     for check in report.checks:
         case = _case(suite, check.dtype, check.name)
         if not check.ok:
@@ -47,7 +47,7 @@ def flat(data: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
-def _given(report: Report, suite: ET.Element) -> None:
+def _preflight(report: Report, suite: ET.Element) -> None:
     """Fails with the comparison; a difference that changed nothing is shown as skipped."""
     case = _case(suite, "preflight", "spec, weights and settings are the same on both sides")
     differences = report.preflight
@@ -64,7 +64,7 @@ def _why(report: Report, message: str) -> str:
     first = results.first_divergence(report)
     lines = [message, f"first divergence at {first}"] if first else [message]
     lines += [wording.explanation(divergence) for divergence in report.divergences]
-    return "\n".join([*lines, *(f"{name}: {said}" for name, said in wording.readings(report))])
+    return "\n".join([*lines, *(f"{name}: {text}" for name, text in wording.readings(report))])
 
 
 def _case(suite: ET.Element, group: str, name: str) -> ET.Element:

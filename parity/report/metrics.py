@@ -42,13 +42,6 @@ def relative_l2_along(got: Array, want: Array, axis: int) -> Array:
     return _relative(got, want, tuple(i for i in range(want.ndim) if i != axis))
 
 
-def worst_slice(got: Array, want: Array, axis: int) -> tuple[int, float]:
-    """The slice along that axis with the largest relative L2: its index and error. NaN is worst."""
-    slices = relative_l2_along(got, want, axis)
-    index = int(np.argmax(slices))
-    return index, float(slices[index])
-
-
 def worst_row(got: Array, want: Array) -> float:
     """The largest relative L2 error of one row (the last axis): one bad token does not average.
 
@@ -156,13 +149,13 @@ class NonFinite:
 def nonfinite(got: Array, want: Array) -> NonFinite:
     """Where the two are not finite."""
     got, want = _pair(got, want)
-    dst, src = ~np.isfinite(got), ~np.isfinite(want)
-    both = dst & src
+    bad_got, bad_want = ~np.isfinite(got), ~np.isfinite(want)
+    both = bad_got & bad_want
     same = both & ((got == want) | (np.isnan(got) & np.isnan(want)))
-    odd = (dst | src) & ~same
+    odd = (bad_got | bad_want) & ~same
     return NonFinite(
-        got=int((dst & ~src).sum()),
-        want=int((src & ~dst).sum()),
+        got=int((bad_got & ~bad_want).sum()),
+        want=int((bad_want & ~bad_got).sum()),
         unlike=int((both & ~same).sum()),
         alike=int(same.sum()),
         at=first(odd) if odd.any() else None,

@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike
 from jaxtwin.parity.report.results import Point
 
 # Stand-ins that become the page's CSS variables, so that a plot is dark where the page is.
-INK, GRID, ENDS, ALONE, BAND, BAD = (f"#01020{i}" for i in range(1, 7))
+INK, GRID, END_TO_END, LOCAL, BAND, BAD = (f"#01020{i}" for i in range(1, 7))
 VARIABLES = dict(
     zip(
-        (INK, GRID, ENDS, ALONE, BAND, BAD),
-        ["ink", "grid", "ends", "alone", "band", "bad"],
+        (INK, GRID, END_TO_END, LOCAL, BAND, BAD),
+        ["ink", "grid", "end-to-end", "local", "band", "bad"],
         strict=True,
     )
 )
@@ -88,8 +88,8 @@ def plottable(values: ArrayLike) -> np.ndarray:
     """On a log scale: 0 below all the rest, inf and nan above. What is beyond MOST is cut to it."""
     x = np.array(values, dtype=np.float64)
     x = np.where(np.isfinite(x) & (x > 0), np.clip(x, 1 / MOST, MOST), x)
-    src = x[np.isfinite(x) & (x > 0)]
-    low, high = (src.min(), src.max()) if src.size else (1e-17, 1.0)
+    drawn = x[np.isfinite(x) & (x > 0)]
+    low, high = (drawn.min(), drawn.max()) if drawn.size else (1e-17, 1.0)
     x = np.where(x <= 0, low / 10, x)
     return np.where(np.isfinite(x), x, high * 100)
 
@@ -98,30 +98,30 @@ def curves(points: Sequence[Point], salt: str) -> str:
     """The two curves of one direction in one dtype, in the order of the points given."""
     n = len(points)
     at = np.arange(n)
-    rows = [
-        [getattr(p, key) for p in points] for key in ("accumulated", "injected", "band", "noise")
-    ]
-    ends, alone, band, noise = plottable(rows)
+    rows = [(p.accumulated_error, p.local_error, p.band, p.noise) for p in points]
+    accumulated, local, band, noise = plottable(rows).T
     bad = [i for i, point in enumerate(points) if not point.ok]
     with drawing(salt, 3.7) as (figure, out):
         axes = figure.add_subplot()
         axes.set_yscale("log")
-        low = min(ends.min(), alone.min(), band.min()) / 5
-        high = max(ends.max(), alone.max(), band.max())
+        low = min(accumulated.min(), local.min(), band.min()) / 5
+        high = max(accumulated.max(), local.max(), band.max())
         high *= (high / low) ** 0.28  # room for the labels
         axes.set_ylim(low, high)
         axes.set_xlim(-0.5 - 0.01 * n, n - 0.5 + 0.01 * n)
         axes.fill_between(at, low, band, color=BAND, linewidth=0, step="mid", label="noise band")
-        if any(rows[3]):
+        if any(p.noise for p in points):
             axes.step(at, noise, where="mid", color=GRID, linewidth=1, label="torch's own error")
         size = 3 if n < 150 else 1.6
-        axes.plot(at, ends, "-", color=ENDS, linewidth=1.8, label="accumulated, end to end")
         axes.plot(
-            at, alone, "o-", color=ALONE, linewidth=0.8, ms=size, label="injected, the part alone"
+            at, accumulated, "-", color=END_TO_END, linewidth=1.8, label="accumulated, end to end"
+        )
+        axes.plot(
+            at, local, "o-", color=LOCAL, linewidth=0.8, ms=size, label="local, the part alone"
         )
         if bad:
-            axes.plot(at[bad], alone[bad], "D", color=BAD, ms=5.5, label="out of band", zorder=5)
-            _label(axes, points, alone, bad)
+            axes.plot(at[bad], local[bad], "D", color=BAD, ms=5.5, label="out of band", zorder=5)
+            _label(axes, points, local, bad)
         _layers(axes, points)
         axes.set_ylabel("relative L2 error")
         _finish(axes)
@@ -215,10 +215,15 @@ def trajectory(steps: Sequence[Mapping[str, Any]], salt: str) -> str:
     with drawing(salt, 4.6) as (figure, out):
         upper, lower = figure.subplots(2, sharex=True, height_ratios=(1, 1.2))
         upper.plot(
-            at, _column(steps, "loss_torch"), "-", color=ENDS, linewidth=3, label="loss, torch"
+            at,
+            _column(steps, "loss_torch"),
+            "-",
+            color=END_TO_END,
+            linewidth=3,
+            label="loss, torch",
         )
         upper.plot(
-            at, _column(steps, "loss_jax"), "--", color=ALONE, linewidth=1.5, label="loss, JAX"
+            at, _column(steps, "loss_jax"), "--", color=LOCAL, linewidth=1.5, label="loss, JAX"
         )
         upper.set_ylabel("loss")
         lower.set_yscale("log")
@@ -226,7 +231,7 @@ def trajectory(steps: Sequence[Mapping[str, Any]], salt: str) -> str:
         drift |= {key: _column(steps, key) for key in ("parameters", "mu", "nu")}
         drift = {key: values for key, values in drift.items() if not np.isnan(values).all()}
         shown = plottable(list(drift.values()))
-        marks = zip(drift, shown, "osv^", (BAD, ENDS, ALONE, INK), strict=False)
+        marks = zip(drift, shown, "osv^", (BAD, END_TO_END, LOCAL, INK), strict=False)
         for key, values, mark, color in marks:
             lower.plot(
                 at, values, mark + "-", color=color, ms=3, linewidth=1, label=f"drift, {key}"

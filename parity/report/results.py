@@ -10,17 +10,79 @@ import numpy as np
 
 from jaxtwin.parity.report.details import Detail, reading
 
-SCHEMA = 1  # of `Report.to_json`; raised when a field changes its meaning (docs/json.md)
+SCHEMA = 2  # of `Report.to_json`; raised when a field changes its meaning (docs/json.md)
+
+
+# Every kind of comparison and the name that people read; {place}: a parameter, a probe, a step.
+CHECKS = {
+    "round_trip": "weights, there and back",
+    "shapes": "tensors of another name or shape, the first {place}",
+    "logits": "logits",
+    "worst_token": "logits, worst token",
+    "kl": "KL in nats, worst token",
+    "loss": "loss, per target",
+    "gradient": "grad {place}",
+    "output": "output",
+    "worst_row": "output, worst row",
+    "ids_alone": "logits, of the ids alone",
+    "decode": "logits, decoded from the cache",
+    "tokens": "{place}, tokens that differ",
+    "probes_off": "probes on and off: logits",
+    "part_forward": "part alone, forward: {place}",
+    "part_backward": "part alone, backward: {place}",
+    "part_parameter": "part alone, parameter: {place}",
+    "export_keys": "exported: keys missing or not used",
+    "export_tensors": "exported: tensors that differ",
+    "export_logits": "exported: logits that differ",
+    "export_config": "exported: fields of the config that differ",
+    "training_start": "trained: the optimizer's fresh state",
+    "training_loss": "trained: loss, {place}",
+    "training_rate": "trained: rate, {place}",
+    "training_clip": "trained: clip, {place}",
+    "training_parameters": "trained: parameters, {place}",
+    "training_mu": "trained: mu, {place}",
+    "training_nu": "trained: nu, {place}",
+    "optimizer_update": "optimizer alone, update: {place}",
+    "optimizer_mu": "optimizer alone, mu: {place}",
+    "optimizer_nu": "optimizer alone, nu: {place}",
+}
+# Kinds of which the worst place alone is compared, which may be another in the next run.
+WORST_OF_MANY = frozenset(
+    {
+        *("shapes", "part_forward", "part_backward", "part_parameter"),
+        *("training_loss", "training_rate", "training_clip"),
+        *("training_parameters", "training_mu", "training_nu"),
+        *("optimizer_update", "optimizer_mu", "optimizer_nu"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. It holds when error and budget are numbers, and the error is within."""
+    """One comparison. It holds when error and budget are numbers, and error <= budget.
 
-    name: str
+    ValueError on a kind that CHECKS does not have.
+    """
+
+    kind: str  # one of CHECKS
     dtype: str
     error: float
     budget: float
+    place: str = ""  # a parameter, a probe, a step, the first of what differs
+    label: str = ""  # what is compared, where it is not JAX with torch: "transformers", ...
+
+    def __post_init__(self) -> None:
+        if self.kind not in CHECKS:
+            raise ValueError(f"{self.kind!r} is no kind of check: {', '.join(CHECKS)}")
+
+    @property
+    def name(self) -> str:
+        """What people read: "transformers: grad embed.weight"."""
+        title = CHECKS[self.kind]
+        name = title.replace("{place}", self.place)
+        if self.place and name == title:
+            name += f", the first {self.place}"
+        return f"{self.label}: {name}" if self.label else name
 
     @property
     def ok(self) -> bool:
@@ -28,29 +90,40 @@ class Check:
 
     @property
     def margin(self) -> float:
-        """The part of the budget that is used: above 1 is a failure."""
+        """Error over budget: above 1 is a failure."""
         if self.budget:
             return self.error / self.budget
         return 0.0 if self.error == 0 else float("inf")
+
+
+def worst_first(check: Check) -> float:
+    """The margin to sort by: NaN is worst."""
+    return float("inf") if np.isnan(check.error) else check.margin
 
 
 @dataclass(frozen=True)
 class Difference:
     """Something that was not the same before any tensor was computed."""
 
-    what: str  # "spec: runs.0.blocks.0.attn.rope.base", "weight: layers.3.attn.q.weight", ...
+    kind: str  # "setting", "spec" or "weight"
+    place: str  # "autocast", "runs.0.blocks.0.attn.rope.base", "layers.3.attn.q.weight"
     torch: str
     jax: str
     about: str = ""  # what turns one into the other, where that is known
+
+    @property
+    def what(self) -> str:
+        """What people read: "spec: runs.0.blocks.0.attn.rope.base"."""
+        return f"{self.kind}: {self.place}"
 
 
 @dataclass(frozen=True)
 class Point:
     """One probe, seen from one direction, in one dtype. Errors are relative L2.
 
-    `accumulated` is the error end to end. `injected` is that of the part alone: fed the reference's
-    own input (going back: the reference's cotangent). `noise` is what the reference's own part
-    injects in that dtype (0 in float64, which is the truth), and `band` what `injected` may be.
+    `accumulated_error` is the error end to end, `local_error` that of the part fed with the
+    reference's own input (going back: the reference's cotangent). `noise` is the local error of the
+    reference itself in that dtype (0 in float64), and `band` what `local_error` may be.
     """
 
     probe: str  # torch's name: "embed", "layers.3.attn.q", "head"; a parameter's name
@@ -83,12 +156,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Parts of one kind that inject more than they may, the earliest of them first."""
+    """One part, in one layer or more, whose local error is out of its band."""
 
     part: str
     layers: tuple[int, ...]
-    direction: str
-    worst: float  # the largest injected error, in units of its band
+    direction: str  # as a Point's; "preflight" for a difference that stood before any run
+    worst: float  # the largest local error, in units of its band
     cause: Cause | None
 
 
@@ -129,11 +202,11 @@ class Report:
             "schema": SCHEMA,
             "equal": self.equal,
             "provisional": self.provisional,
-            "checks": [{**asdict(check), "ok": check.ok} for check in self.checks],
-            "preflight": [asdict(difference) for difference in self.preflight],
+            "checks": [{"name": c.name, **asdict(c), "ok": c.ok} for c in self.checks],
+            "preflight": [{"what": d.what, **asdict(d)} for d in self.preflight],
             "points": [{**asdict(point), "ok": point.ok} for point in self.points],
-            "suspects": [asdict(divergence) for divergence in self.divergences],
-            "details": [{**asdict(d), "reading": reading(d)} for d in self.details],
+            "divergences": [asdict(divergence) for divergence in self.divergences],
+            "details": [{"name": d.name, **asdict(d), "reading": reading(d)} for d in self.details],
             "heat": self.heat,
             "trajectory": self.trajectory,
             "blind": self.blind,
@@ -167,13 +240,13 @@ def number(x: float, dtype: str = "") -> str:
 def verdict(report: Report) -> str:
     """One line: equal or not, the first divergence and its cause, how many comparisons fail."""
     bad = [check for check in report.checks if not check.ok]
-    given = ""
+    differ = ""
     if report.preflight:
         more = f" and {len(report.preflight) - 1} more" if len(report.preflight) > 1 else ""
-        given = f"what was given differs ({report.preflight[0].what}{more})"
-    provisional = f"; provisional: {given}" if given else ""
+        differ = f"the sides differ before any run ({report.preflight[0].what}{more})"
+    provisional = f"; provisional: {differ}" if differ else ""
     if not report.checks:
-        return f"NOTHING WAS COMPARED: {given}" if given else "NOTHING WAS COMPARED"
+        return f"NOTHING WAS COMPARED: {differ}" if differ else "NOTHING WAS COMPARED"
     if not bad:
         return f"EQUAL: all {len(report.checks)} comparisons hold{provisional}"
     failing = f"{len(bad)} of {len(report.checks)} comparisons fail, first {failure(bad[0])}"
@@ -195,7 +268,7 @@ DIRECTIONS = {
     "update": " (the update)",
     "mu": " (the first moment)",
     "nu": " (the second moment)",
-    "given": " (as given)",
+    "preflight": " (before any run)",
 }
 
 

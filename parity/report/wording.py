@@ -21,8 +21,8 @@ from jaxtwin.parity.report.results import (
 COMPLAINT = 15  # lines at most
 
 
-def used(margin: float) -> str:
-    """The part of a budget that is used: "65%", "2.1e+11x"; nan and inf as they are."""
+def budget_share(margin: float) -> str:
+    """How much of its budget an error takes: "65%", "2.1e+11x"; nan and inf as they are."""
     if not math.isfinite(margin):
         return str(margin)
     return f"{margin:.0%}" if margin < 10 else f"{margin:.1e}x"
@@ -37,7 +37,11 @@ def opposite(report: Report) -> str:
 def explanation(divergence: Divergence) -> str:
     """One line: where, how much, and what is known of the cause."""
     where = place(divergence.part, divergence.layers) + DIRECTIONS.get(divergence.direction, "")
-    over = "" if divergence.direction == "given" else f", {number(divergence.worst)} times its band"
+    over = (
+        ""
+        if divergence.direction == "preflight"
+        else f", {number(divergence.worst)} times its band"
+    )
     cause = divergence.cause
     if cause is None:
         return f"{where}{over}: cause not known"
@@ -51,13 +55,13 @@ def explanation(divergence: Divergence) -> str:
 def readings(report: Report) -> list[tuple[str, str]]:
     """What the details clearly say, by tensor."""
     named = [(titled(detail), reading(detail)) for detail in report.details]
-    return [(name, said) for name, said in named if said]
+    return [(name, sentence) for name, sentence in named if sentence]
 
 
 def titled(detail: Detail) -> str:
     """Its name; a gradient is told from that of the whole run, and a dtype from float64."""
-    alone = ", alone" if detail.alone and detail.name.startswith("grad ") else ""
-    return detail.name + alone + ("" if detail.dtype == "float64" else f" in {detail.dtype}")
+    local = ", alone" if detail.local and detail.kind == "gradient" else ""
+    return detail.name + local + ("" if detail.dtype == "float64" else f" in {detail.dtype}")
 
 
 def share(x: float) -> str:
@@ -69,17 +73,17 @@ def share(x: float) -> str:
 
 
 def complaint(report: Report) -> str:
-    """What an assertion says of a report that is not equal, in at most COMPLAINT lines."""
+    """The message of an assertion, of a report that is not equal: at most COMPLAINT lines."""
     lines = [verdict(report)]
     lines += _some([explanation(s) for s in report.divergences], 4)
-    lines += _some([given(d) for d in report.preflight], 3)
+    lines += _some([difference_line(d) for d in report.preflight], 3)
     bad = [check for check in report.checks if not check.ok]
     lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)
     return "\n".join(line.replace("\n", " ") for line in lines)
 
 
-def given(difference: Difference) -> str:
-    """A difference in what was given, and what is known of it."""
+def difference_line(difference: Difference) -> str:
+    """A difference before any run, and what is known of it."""
     how = f" ({difference.about})" if difference.about else ""
     return f"{difference.what}: torch {difference.torch}, JAX {difference.jax}{how}"
 

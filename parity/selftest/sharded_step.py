@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxtwin.configs import Model
+from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.selftest.optimizer_faults import CONFIG, lively, tiny
 from jaxtwin.parity.table import decoder_table
@@ -23,7 +24,6 @@ from jaxtwin.parity.training.adam import Arrays
 from jaxtwin.parity.training.torch_training import IGNORE, Batch, TorchSide, random_batches
 
 DEVICES = 4
-LOSS, GRADS = 1e-13, 1e-12  # relative, as for any comparison in float64 (decoder_check.py)
 COPIED = ("attn.k.weight", "attn.v.weight")  # in torch
 
 
@@ -47,9 +47,9 @@ class Outcome:
         )
         grads = {f"grad {n}": metrics.relative_l2(self.grads[n], g) for n, g in want.grads.items()}
         return {
-            "loss": loss / LOSS,
-            **{name: error / GRADS for name, error in grads.items()},
-            "norm": norm / GRADS,
+            "loss": loss / FORWARD,
+            **{name: error / BACKWARD for name, error in grads.items()},
+            "norm": norm / BACKWARD,
         }
 
 

@@ -31,7 +31,7 @@ class Inputs:
 TEXT = Path(__file__).with_name("text.txt")
 
 
-def inputs(
+def check_inputs(
     spec: Model, tokens: int, seed: int = 0, encode: Callable[[str], Sequence[int]] | None = None
 ) -> Inputs:
     """Two rows of `tokens` ids, or of max_len where that is less.
@@ -47,9 +47,9 @@ def inputs(
     third = t // 3
     ids[:, t - third :] = ids[:, :third]
     if encode is not None:
-        said = np.array(encode(TEXT.read_text("utf-8")))
-        ids[0] = np.resize(said, t)
-        ids[1, : t - t // 8] = np.resize(said[len(said) // 2 :], t)[: t - t // 8]
+        text = np.array(encode(TEXT.read_text("utf-8")))
+        ids[0] = np.resize(text, t)
+        ids[1, : t - t // 8] = np.resize(text[len(text) // 2 :], t)[: t - t // 8]
     pad, cut = t // 16, t // 2
     end = t - pad
     ids[1, end - 2 : end] = (spec.vocab - 1, 0)
@@ -63,10 +63,10 @@ def inputs(
     return Inputs(ids, positions, segments)
 
 
-def blind(spec: Model, given: Inputs) -> list[str]:
+def blind(spec: Model, inputs: Inputs) -> list[str]:
     """Which mechanisms of the spec this input cannot exercise, in words."""
     out = []
-    t = given.ids.shape[1]
+    t = inputs.ids.shape[1]
     attentions = [block.attn for block in spec.layers]
     if t < spec.max_len:
         out.append(f"positions from {t} to {spec.max_len - 1}: the input has {t} of them")
@@ -81,10 +81,10 @@ def blind(spec: Model, given: Inputs) -> list[str]:
     lengths = {getattr(rope.scaling, "original", 0) for rope, _ in turned}
     for length in sorted(x for x in lengths if x >= t):
         out.append(f"rotary positions from {length}, where they are scaled otherwise")
-    unused = spec.vocab - len(np.unique(given.ids))
+    unused = spec.vocab - len(np.unique(inputs.ids))
     if unused:
         out.append(f"rows of the embedding for the {unused} of {spec.vocab} ids that do not occur")
-    if len(np.unique(given.segments)) < 2:
+    if len(np.unique(inputs.segments)) < 2:
         out.append("masks between packed documents: the input has one document in a row")
     if all(a.kv in (1, a.heads) for a in attentions):
         out.append("the order of key/value groups: with one or all heads there is none")

@@ -47,13 +47,13 @@ class Reordering:
             return tensors
         return {name: one(name, tensor) for name, tensor in tensors.items()}
 
-    def trace(self, truth: Trace) -> Trace:
-        """A run's values, cotangents and gradients in this order (`probes` were given)."""
+    def trace(self, reference: Trace) -> Trace:
+        """A run's values, cotangents and gradients in this order (`probes` are its rows)."""
         if not self.seed:
-            return truth
-        sides = (truth.grads, truth.values, truth.cotangents)
+            return reference
+        sides = (reference.grads, reference.values, reference.cotangents)
         grads, values, back = ({n: self._take(n, x) for n, x in side.items()} for side in sides)
-        return replace(truth, grads=grads, values=values, cotangents=back)
+        return replace(reference, grads=grads, values=values, cotangents=back)
 
     def undo(self, grads: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Gradients of the reordered tensors, back in the order they came in."""

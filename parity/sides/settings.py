@@ -30,7 +30,7 @@ FUSED = ("attention", "pallas", "flash")  # in the name of what is not
 def torch_side(model: torch.nn.Module, called: Calls | None = None) -> Snapshot:
     """The flags of torch in force, and what the module carries.
 
-    `called` is what was noted in a run; without one, nothing is said of matmuls and attention.
+    `called` is what was noted in a run; without one, matmuls and attention stay None.
     """
     import torch
 
@@ -198,9 +198,9 @@ def _read(operations: Sequence[Any]) -> Snapshot:
     }
 
 
-def _precision(given: Any) -> str:
-    """One word: "highest", or the lower of the two operands'; "default" where none was asked."""
-    both = given if isinstance(given, tuple) else (given,)
+def _precision(setting: Any) -> str:
+    """One word: "highest", or the lower of the two operands'; "default" where none is set."""
+    both = setting if isinstance(setting, tuple) else (setting,)
     words = [str(getattr(p, "name", p)).lower() for p in both]
     return next((w for w in words if w != "highest"), words[0]).replace("none", "default")
 
@@ -232,7 +232,7 @@ def differences(torch: Snapshot, jax: Snapshot, dtype: str) -> list[Difference]:
     found: list[Difference] = []
 
     def tell(what: str, src: Any, dst: Any, about: str) -> None:
-        found.append(Difference(f"setting: {what}", _text(src), _text(dst), about))
+        found.append(Difference("setting", what, _text(src), _text(dst), about))
 
     _modes(torch, jax, tell)
     _dtypes(torch, jax, dtype, tell)
@@ -292,15 +292,15 @@ def _dtypes(torch: Snapshot, jax: Snapshot, dtype: str, tell: Tell) -> None:
 
 def _precisions(torch: Snapshot, jax: Snapshot, tell: Tell) -> None:
     """What makes float32 matmuls compute with fewer digits."""
-    asked = jax["matmul_precision"]
+    requested = jax["matmul_precision"]
     dots = [d for d in jax["dots"] or [] if d not in EXACT_DOTS]
-    dst = asked or "default"
-    if asked not in (None, *EXACT_DOTS):
+    dst = requested or "default"
+    if requested not in (None, *EXACT_DOTS):
         low = True
-    elif dots and dots != ["default"]:  # asked within the function
+    elif dots and dots != ["default"]:  # set inside the function
         dst, low = ", ".join(dots), True
     else:  # on a CPU the default is exact
-        low = (asked is None or bool(dots)) and jax["device"] != ["cpu"]
+        low = (requested is None or bool(dots)) and jax["device"] != ["cpu"]
     src = torch["matmul_precision"]
     low_torch = src not in EXACT or torch["tf32_cuda_matmul"]
     src += " (TF32 on CUDA)" * torch["tf32_cuda_matmul"]
@@ -315,7 +315,7 @@ def _precisions(torch: Snapshot, jax: Snapshot, tell: Tell) -> None:
         about = "convolutions lose digits; set torch.backends.cudnn.allow_tf32 = False"
         tell("TF32 in cuDNN", "allowed", dst, about)
     if jax["tf32_override"] == "1" or torch["tf32_override"] == "1":
-        about = "NVIDIA's libraries use TF32 whatever is asked; take NVIDIA_TF32_OVERRIDE away"
+        about = "NVIDIA's libraries use TF32 whatever is set; take NVIDIA_TF32_OVERRIDE away"
         tell("NVIDIA_TF32_OVERRIDE", torch["tf32_override"], jax["tf32_override"], about)
 
 
@@ -327,7 +327,7 @@ def _lowers(flag: str) -> bool:
 
 
 def notes(model: torch.nn.Module) -> list[str]:
-    """What is to be said of a torch module that was given in training mode."""
+    """A note on a torch module that came in training mode."""
     if not model.training:
         return []
     parts = training_parts(model)
@@ -339,7 +339,7 @@ def tell(report: Report, found: Sequence[Difference]) -> None:
     """Adds what is new to what the report says first; settings come before specs and weights."""
     known = {(d.what, d.torch, d.jax) for d in report.preflight}
     new = [d for d in found if (d.what, d.torch, d.jax) not in known]
-    before = sum(d.what.startswith("setting: ") for d in report.preflight)
+    before = sum(d.kind == "setting" for d in report.preflight)
     report.preflight[before:before] = new
 
 

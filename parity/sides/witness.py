@@ -31,7 +31,7 @@ class Witness:
     make: Callable[[], Any]
     settings: settings.Snapshot = field(default_factory=dict)
 
-    def __call__(self, given: Inputs) -> Outcome:
+    def __call__(self, inputs: Inputs) -> Outcome:
         try:
             model = self.make()
         except Exception as error:  # whatever its classes stumble over
@@ -41,13 +41,13 @@ class Witness:
         narrow = getattr(model.config, "reorder_and_upcast_attn", False)  # refuses float64
         model = model.double() if family.wide and not narrow else model
         with settings.Calls() as calls:
-            out = run(model, family.dialect.rows(self.source.spec), given)
+            out = run(model, family.dialect.rows(self.source.spec), inputs)
         self.settings = settings.torch_side(model, calls)
         self.settings["attn_implementation"] = model.config._attn_implementation
         return out
 
 
-def of(source: Source) -> tuple[Witness | None, str]:
+def find(source: Source) -> tuple[Witness | None, str]:
     """How transformers runs the source's model in float32, and a note of how it came by it.
 
     A Hugging Face folder (not in float8) or a GGUF file is read by transformers itself, which also
@@ -66,18 +66,18 @@ def of(source: Source) -> tuple[Witness | None, str]:
         folder = source.path.parent if gguf else source.path
         file = source.path.name if gguf else None
         if gguf and (other := _misread(source, folder, file)):
-            return None, f"no third witness: transformers reads the file otherwise: {other}"
-        note = _told("read the same file itself", source.config)
+            return None, f"no third witness: transformers reads the file differently: {other}"
+        note = _note("read the same file itself", source.config)
         return Witness(source, lambda: _read(folder, file)), note
     try:
         config = to_hf(source.spec, original=source.config)
     except BadInput as error:
         return None, f"no third witness: {error}"
-    note = _told("was given the weights by our own export", config)
+    note = _note("was given the weights by our own export", config)
     return Witness(source, lambda: _built(source, config)), note
 
 
-def _told(how: str, config: Mapping[str, Any] | None) -> str:
+def _note(how: str, config: Mapping[str, Any] | None) -> str:
     """The note of how it ran: a class that runs in float64 shows the function, and no rounding."""
     import transformers
 
@@ -105,12 +105,12 @@ def refused(name: str, error: Exception) -> BadInput:
 
 
 def _line(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}"[:300]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 def _misread(source: Source, folder: Any, file: str | None) -> str:
-    """The first setting that transformers takes otherwise than the file says, if there is one.
+    """The first setting that transformers reads differently from the file, if there is one.
 
     Of a GGUF it leaves several unread, such as a qwen3's head width and a gemma3's second base.
     """
@@ -127,7 +127,7 @@ def _misread(source: Source, folder: Any, file: str | None) -> str:
         two = other.rsplit(" = ", 1)[1]
         rounded = name.endswith(".eps") and np.float32(one) == np.float32(two)
         if not (rounded or name.endswith((".offset", "init_std"))):  # it stores w, and we 1 + w
-            return f"{name} = {two}, not {one}"
+            return f"expected {name} = {one}, got {two}"
     return ""
 
 
@@ -149,9 +149,9 @@ def _built(source: Source, config: dict[str, Any]) -> Any:
 
     family = family_of(config, "the config to be written")
     keys = {**config, "attn_implementation": "eager"}
-    made = transformers.CONFIG_MAPPING[family.model_type](**keys)
+    built = transformers.CONFIG_MAPPING[family.model_type](**keys)
     with no_init_weights():
-        model = getattr(transformers, family.architecture)(made)
+        model = getattr(transformers, family.architecture)(built)
     named = backward(family.dialect.rows(source.spec), source.tensors, source.name)
     state = {name: bridge.to_torch(tensor.read()).float() for name, tensor in named.items()}
     if source.spec.tied:
@@ -162,7 +162,7 @@ def _built(source: Source, config: dict[str, Any]) -> Any:
     return model.eval()
 
 
-def run(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
+def run(model: Any, rows: Sequence[Row], inputs: Inputs) -> Outcome:
     """One forward and backward of a transformers model (with eager attention) on the same rows.
 
     `rows` are its dialect's, through which its gradients come back to torchref's names and layout.
@@ -171,45 +171,45 @@ def run(model: Any, rows: Sequence[Row], given: Inputs) -> Outcome:
 
     model.get_input_embeddings().padding_idx = None  # else the row of padding has no gradient
     logits = model(
-        torch.from_numpy(given.ids),
-        attention_mask=_masks(model, given),  # ready made: taken as they are
+        torch.from_numpy(inputs.ids),
+        attention_mask=_masks(model, inputs),  # ready made: taken as they are
         use_cache=False,
-        **_positions(model, given),
+        **_positions(model, inputs),
     ).logits
-    nll = runs.torch_nll(logits, given)
+    nll = runs.torch_nll(logits, inputs)
     nll.mean().backward()
     theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
     ours = forward(rows, theirs, "transformers' gradients")
     return Outcome(_wide(logits), _wide(nll), {name: grad.read() for name, grad in ours.items()})
 
 
-def _masks(model: Any, given: Inputs) -> Any:
-    """transformers' own masks for its config, windows and all, within the given segments.
+def _masks(model: Any, inputs: Inputs) -> Any:
+    """transformers' own masks for its config, windows and all, within the segments of the inputs.
 
     One for each layer type where the model keeps several, else the one that all layers have.
     """
     import torch
     from transformers import masking_utils
 
-    segments = torch.from_numpy(given.segments)
+    segments = torch.from_numpy(inputs.segments)
     how = {
         "config": model.config,
-        "inputs_embeds": torch.zeros(*given.ids.shape, 1, dtype=model.dtype),
+        "inputs_embeds": torch.zeros(*inputs.ids.shape, 1, dtype=model.dtype),
         "attention_mask": None,
         "cache": None,
         "and_mask_function": lambda b, n, t, s: segments[b, t] == segments[b, s],
     }
-    whole = masking_utils.create_causal_mask(**how)
+    full = masking_utils.create_causal_mask(**how)
     if getattr(model.config, "sliding_window", None) is None:
         local = None
     else:
         local = masking_utils.create_sliding_window_causal_mask(**how)
     if getattr(model.config, "layer_types", None) is not None:
-        return {"full_attention": whole, "sliding_attention": local}
-    return whole if local is None else local
+        return {"full_attention": full, "sliding_attention": local}
+    return full if local is None else local
 
 
-def _positions(model: Any, given: Inputs) -> dict[str, Any]:
+def _positions(model: Any, inputs: Inputs) -> dict[str, Any]:
     """The positions as the class takes them.
 
     BLOOM counts them itself, from a mask of 2 axes, so the mask's bias is made here of its slopes:
@@ -217,7 +217,7 @@ def _positions(model: Any, given: Inputs) -> dict[str, Any]:
     """
     import torch
 
-    positions = torch.from_numpy(given.positions)
+    positions = torch.from_numpy(inputs.positions)
     if model.config.model_type != "bloom":
         return {"position_ids": positions}
     from transformers.models.bloom import modeling_bloom

@@ -17,12 +17,12 @@ import numpy as np
 
 from jaxtwin.configs import Model
 from jaxtwin.configs.runs import AdamW
+from jaxtwin.parity.compare.tolerances import OPTIMIZER
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import moves
 
 Arrays = dict[str, np.ndarray]  # by torch's names
-BAND = 1e-12  # relative L2 in float64: nothing but the order of operations may differ
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def errors(got: Step, want: Step) -> dict[str, dict[str, float]]:
 def agree(got: Step, want: Step) -> bool:
     """Within float64's band, in every tensor."""
     return all(  # stops at the first that is not
-        metrics.relative_l2(getattr(got, what)[name], x) <= BAND
+        metrics.relative_l2(getattr(got, what)[name], x) <= OPTIMIZER
         for what in ("mu", "nu", "update")
         for name, x in getattr(want, what).items()
     )

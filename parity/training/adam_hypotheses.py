@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxtwin.parity.compare.tolerances import OPTIMIZER
 from jaxtwin.parity.report.results import Cause
 from jaxtwin.parity.training import adam
 from jaxtwin.parity.training.adam import Arrays, How, ObservedStep, Setting
@@ -128,7 +129,7 @@ def _scale(divergence: Divergence) -> list[float]:
         for seen, want in _right(divergence)
         for n, x in seen.made.update.items()
     )
-    return [c for c in found if c != 0 and abs(c + 1) > adam.BAND]  # -1 has a name of its own
+    return [c for c in found if c != 0 and abs(c + 1) > OPTIMIZER]  # -1 has a name of its own
 
 
 def _decay(divergence: Divergence) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxtwin.configs import Model
+from jaxtwin.parity.compare.tolerances import OPTIMIZER
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensor, backward
 from jaxtwin.parity.training import adam, moments
@@ -76,7 +77,7 @@ def differences(got: ObservedStep, want: ObservedStep) -> dict[str, dict[str, tu
     for what, errors in adam.errors(got.made, want.made).items():
         out[what] = {}
         for name, error in errors.items():
-            band = adam.BAND
+            band = OPTIMIZER
             size = float(np.linalg.norm(want.made.update[name]))
             if what == "update" and size:
                 band += eps * float(np.linalg.norm(want.before.params[name])) / size

@@ -152,8 +152,9 @@ def _alone(
     report.points += points
     for kind in KINDS:
         worst = max((p for p in points if p.direction == kind), key=_over)
-        name = f"optimizer alone, {kind}: {worst.probe}"
-        report.checks.append(Check(name, "float64", worst.local_error, worst.band))
+        report.checks.append(
+            Check(f"optimizer_{kind}", "float64", worst.local_error, worst.band, worst.probe)
+        )
     wrong = [p for p in points if not p.ok]
     if wrong:
         setting = adam.Setting.of(spec, plan.config, plan.steps, layout)

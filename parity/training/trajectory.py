@@ -17,8 +17,9 @@ import numpy as np
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.runs import AdamW
+from jaxtwin.parity.compare.tolerances import DRIFT, OPTIMIZER, K
 from jaxtwin.parity.report import metrics
-from jaxtwin.parity.report.results import Check
+from jaxtwin.parity.report.results import Check, worst_first
 from jaxtwin.parity.sides.reordering import Reordering
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward, moves
@@ -26,9 +27,6 @@ from jaxtwin.parity.training import adam, moments
 from jaxtwin.parity.training.adam import Arrays, State
 from jaxtwin.parity.training.torch_training import Batch, TorchSide, refuse
 
-DRIFT = 1e-9  # relative, in float64, over some 50 steps: each may add its rounding
-EXACT = 1e-12  # relative, of learning rates and clip factors in float64
-K = 2.0  # how many times torch's own deviation in a working dtype the JAX side may make
 DRAWS = ((4, 1), (12, 3))  # of torch and of JAX in a working dtype: at first, and in doubt
 SMALL = 1_000_000  # parameters
 DTYPES = ("float64", "float32")
@@ -229,9 +227,9 @@ def trajectory(
     """Both sides trained on the batches, a step on each; `steps` is the schedule's length.
 
     `theirs` is what the JAX side starts from, where that is something else of the same shapes.
-    In float64 they may drift apart by DRIFT, and rates and clip factors by EXACT. In float32 the
-    truth is torch in float64 from the same rounded weights, and the JAX side may be off it by K
-    times what torch in float32 is. Torch's error is the largest of several runs that differ in
+    In float64 they may drift apart by DRIFT, and rates and clip factors by OPTIMIZER (see
+    tolerances.py). In float32 the reference is torch in float64 from the same rounded weights, and
+    the JAX side may be off it by K times what torch in float32 is. Torch's error is the largest of several runs that differ in
     their roundings alone: the rows of a batch in another order, the model's width and hidden width
     too (reordering.py). Where that is not enough, both sides are drawn again, more often; then the
     smallest of the JAX side's errors counts. All is compared after every step, tensor by tensor;
@@ -249,7 +247,7 @@ def trajectory(
         other = {n: Tensor.of(np.asarray(t.read()).astype(dtype)) for n, t in theirs[1].items()}
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         ours = JaxSide(twin, other, config, steps, dtype, layout, build)
-        fresh = Check("trained: the optimizer's fresh state", dtype, ours.fresh(), 0.0)
+        fresh = Check("training_start", dtype, ours.fresh(), 0.0)
         for torchs, jaxs in [(0, 1)] if dtype == "float64" else DRAWS:
             truth = Draw(TorchSide(spec, start, config, steps, "float64"), spec, 0)
             draws = [
@@ -275,7 +273,7 @@ def _side_by_side(
     dtype: str,
 ) -> Trajectory:
     """All of them through the batches in step, so that no more than one state of each is held."""
-    out, used = Trajectory(), dict[str, Check]()
+    out, worst = Trajectory(), dict[str, Check]()
     for i, batch in enumerate(batches, 1):
         want = truth.step(batch, accumulate)
         least = truth.side.least if isinstance(truth.side, TorchSide) else {}
@@ -284,16 +282,12 @@ def _side_by_side(
         found = [gaps(one, want, least) for one in made]
         out.steps.append(_line(i, made[0], want, found[0]))
         for check in _judged(i, made[0], want, found, noise, dtype):
-            key = check.name.split(",")[0]
-            if key not in used or _margin(check) > _margin(used[key]):
-                used[key] = check
+            old = worst.get(check.kind)
+            if old is None or worst_first(check) > worst_first(old):
+                worst[check.kind] = check
         out.ends = found[0]
-    out.checks = list(used.values())
+    out.checks = list(worst.values())
     return out
-
-
-def _margin(check: Check) -> float:
-    return np.inf if np.isnan(check.error) else check.margin
 
 
 class Draw:
@@ -336,7 +330,7 @@ def _judged(
     if dtype == "float64":
         for key in ("rate", "clip"):
             error = metrics.relative_l2(np.array(got[0][key]), np.array(want[0][key]))
-            yield Check(f"trained: {key}, step {i}", dtype, error, EXACT)
+            yield Check(f"training_{key}", dtype, error, OPTIMIZER, f"step {i}")
     for what, names in found[0].items():
         for name in names:
             error = float(np.min([draw[what][name] for draw in found]))  # NaN stays NaN
@@ -345,5 +339,5 @@ def _judged(
                 # And a unit in the last place: a loss is one number, with no average to go by.
                 least = float(np.finfo(dtype).eps)
                 budget = K * float(np.max([draw[what][name] for draw in noise])) + least
-            at = what if name == what else f"{what}, {name}"
-            yield Check(f"trained: {at}, step {i}", dtype, error, budget)
+            at = f"step {i}" if name == what else f"{name}, step {i}"
+            yield Check(f"training_{what}", dtype, error, budget, at)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from jaxtwin.cli.model_facts import continuation
+from jaxtwin.cli.model_facts import Continuation, continuation
 from jaxtwin.tests.helpers.folders import edit_config, hf_folder
 
 WORDS = ["<unk>", "<s>", "</s>", "a", "b", "c", "d"]
@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(folder: Path, prompt: str, tokens: int = 1) -> dict[str, object]:
-    how = (None, tokens, 0.0, None, False, "float32", 0, lambda step: None)
-    return continuation(str(folder), prompt, *how)
+    wanted = Continuation(prompt, tokens=tokens, stop=False)
+    return continuation(str(folder), wanted, lambda step: None)
 
 
 @pytest.mark.parametrize("prompt", ["a b", "<s> a b", "<s>a b"])

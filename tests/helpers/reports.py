@@ -51,14 +51,15 @@ def failing(layers: int = 6, dtypes: tuple[str, ...] = ("float64", "float32")) -
         budget = 1e-13 if dtype == "float64" else 3e-7
         report.checks += [
             Check("logits", dtype, 3e-3, budget),
-            Check("loss, per target", dtype, 2e-3, budget),
+            Check("loss", dtype, 2e-3, budget),
         ]
         report.checks += [
             Check(
-                f"grad {p.probe}",
+                "gradient",
                 dtype,
                 p.accumulated_error,
                 10 * floor if p.accumulated_error < 1e-5 else budget,
+                p.probe,
             )
             for p in report.points
             if (p.direction, p.dtype) == ("parameter", dtype)
@@ -78,7 +79,8 @@ def failing(layers: int = 6, dtypes: tuple[str, ...] = ("float64", "float32")) -
 
 def preflight() -> Difference:
     return Difference(
-        "spec: runs.0.blocks.0.attn.rope.base",
+        "spec",
+        "runs.0.blocks.0.attn.rope.base",
         "500000.0",
         "10000.0",
         "the JAX side has the default",
@@ -88,7 +90,7 @@ def preflight() -> Difference:
 def equal() -> Report:
     checks = [
         Check("logits", "float64", 3e-15, 1e-13),
-        Check("grad embed.weight", "float32", 0.0, 1e-7),
+        Check("gradient", "float32", 0.0, 1e-7, "embed.weight"),
     ]
     return Report(checks=checks, environment=ENVIRONMENT)
 
@@ -104,13 +106,15 @@ def _points(rng: np.random.Generator, layers: int, dtype: str) -> list[Point]:
     for direction, names in {"forward": named, "backward": named, "parameter": parameters}.items():
         band = (1e-13 if direction == "forward" else 1e-12) if exact else 2.5e-7
         for probe, layer, part in names:
-            alone = noise * (0.5 + rng.random())
-            grown = max(grown * 1.02, alone)
+            local = noise * (0.5 + rng.random())
+            grown = max(grown * 1.02, local)
             if probe == FAILING and direction == "forward":
-                alone, grown = 2.1e-2, 3e-3
-            end = grown if direction == "forward" else 1e-3 * (1 + rng.random())
+                local, grown = 2.1e-2, 3e-3
+            total = grown if direction == "forward" else 1e-3 * (1 + rng.random())
             out.append(
-                Point(probe, layer, part, direction, dtype, end, alone, 0 if exact else noise, band)
+                Point(
+                    probe, layer, part, direction, dtype, total, local, 0 if exact else noise, band
+                )
             )
     return out
 

@@ -65,7 +65,7 @@ def test_weights_that_differ_are_the_cause_and_proven(value: float) -> None:
     params["b/b"] = params["b/b"] + value
     found = jaxtwin.compare(module, right, TABLE, x, params=params, jit=False, dtypes=["float64"])
     (divergence,) = found.divergences
-    assert (divergence.part, divergence.direction) == ("2.bias", "given")
+    assert (divergence.part, divergence.direction) == ("2.bias", "preflight")
     assert (divergence.cause.name, divergence.cause.proven, divergence.cause.explains) == (
         "weights",
         True,
@@ -74,7 +74,7 @@ def test_weights_that_differ_are_the_cause_and_proven(value: float) -> None:
     assert divergence.cause.about.startswith("has a 2.bias that differs: 3 of 3 elements differ")
 
 
-def test_weights_and_a_mistake_are_two_suspects() -> None:
+def test_weights_and_a_mistake_are_two_divergences() -> None:
     """With the weights given to torch too, what is left is found by itself."""
     module, params, x = small(0, 6)
     params["b/b"] = params["b/b"] + 1e-3

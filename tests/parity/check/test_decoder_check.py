@@ -22,7 +22,7 @@ from jaxtwin.parity.report import console, metrics
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.sides import runs
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.outcome import Outcome
 from jaxtwin.parity.table import bridge
 from jaxtwin.tests.helpers.kit import torch_model
@@ -104,8 +104,8 @@ def test_budget_is_twice_torchs_error_and_the_rounding() -> None:
 
 
 def test_nan_never_passes() -> None:
-    assert not Check("x", "float32", math.nan, 1.0).ok
-    assert not Check("x", "float32", 0.0, math.nan).ok
+    assert not Check("logits", "float32", math.nan, 1.0).ok
+    assert not Check("logits", "float32", 0.0, math.nan).ok
     broken = outcome(1.0)
     broken.grads["w"][0] = np.nan
     bad, good = (budgets.errors(x, outcome(1.0)) for x in (broken, outcome(1 + 1e-4)))
@@ -117,18 +117,19 @@ def test_nan_never_passes() -> None:
 
 def test_a_budget_that_is_no_number_allows_nothing() -> None:
     nan, inf = float("nan"), float("inf")
-    assert Check("x", "float16", 1.0, 1.0).ok
+    assert Check("logits", "float16", 1.0, 1.0).ok
     for error, budget in ((1.0, inf), (inf, inf), (nan, 1.0), (1.0, nan), (0.0, inf)):
-        assert not Check("x", "float16", error, budget).ok
+        assert not Check("logits", "float16", error, budget).ok
 
 
 def test_a_budget_that_lets_anything_pass_is_said() -> None:
-    checks = [Check("grad w", "float16", 0.1, 3.0), Check("grad v", "float16", 0.1, 0.7)]
-    loose = [*checks, Check("logits", "float16", 0.1, 0.2), Check(budgets.KL, "float16", 0, 9.0)]
-    assert budgets._hollow(loose, "float16") == [
+    sizes = {"w": 3.0, "v": 0.7}
+    checks = [Check("gradient", "float16", 0.1, size, name) for name, size in sizes.items()]
+    loose = [*checks, Check("logits", "float16", 0.1, 0.2), Check("kl", "float16", 0, 9.0)]
+    assert budgets.hollow(loose, "float16") == [
         "grad w and 1 more in float16: torch's own rounding leaves nothing to compare"
     ]
-    assert budgets._hollow(loose[2:], "float16") == []
+    assert budgets.hollow(loose[2:], "float16") == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_the_other_calls_are_made_too(
         monkeypatch.setattr(runs, "decode_jax", wrong)
     weights = bridge.from_state(torch_model(TINY).state_dict())
     found = decoder_check.check(
-        TINY, weights, dtypes=["float64"], tokens=8, explain=False, layout="unroll"
+        TINY, weights, dtypes=["float64"], tokens=8, diagnose=False, layout="unroll"
     )
     assert [c.name for c in found.checks if not c.ok] == [failing]
 
@@ -188,7 +189,7 @@ def test_nothing_compared_is_not_equal() -> None:
 
 
 def test_inputs_reach_far_and_wide() -> None:
-    given = inputs(TINY, 300)
+    given = check_inputs(TINY, 300)
     assert given.ids.shape == (2, TINY.max_len)
     assert given.ids.min() == 0
     assert given.ids.max() == TINY.vocab - 1
@@ -213,25 +214,25 @@ def test_unknown_dtype_is_named() -> None:
     [
         (["float32"], None, True),
         (["float64", "float32"], None, True),
-        (["float64", "float32"], FAULTS["rope-base"].injected, False),
+        (["float64", "float32"], FAULTS["rope-base"], False),
     ],
 )
 def test_roundings_are_drawn_anew_unless_float64_fails(
     dtypes: list[str], wrong: Any, redraw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check in float32 alone once failed for one unlucky draw."""
-    asked: list[bool] = []
+    redraws: list[bool] = []
 
-    def working(*args: Any, **how: Any) -> list[Check]:
-        asked.append(how["redraw"])
+    def checks(self: budgets.WorkingDtype, *args: Any) -> list[Check]:
+        redraws.append(self.redraw)
         return []
 
-    monkeypatch.setattr(budgets, "working", working)
+    monkeypatch.setattr(budgets.WorkingDtype, "checks", checks)
     weights = bridge.from_state(torch_model(TINY).state_dict())
     decoder_check.check(
-        TINY, weights, dtypes=dtypes, tokens=8, injected=wrong, explain=False, layout="unroll"
+        TINY, weights, dtypes=dtypes, tokens=8, injected=wrong, diagnose=False, layout="unroll"
     )
-    assert asked == [redraw]
+    assert redraws == [redraw]
 
 
 @pytest.fixture(scope="module")
@@ -243,21 +244,22 @@ def checked() -> Report:
 def test_equal_models_are_equal_in_every_dtype(checked: Report) -> None:
     assert checked.equal, [c for c in checked.checks if not c.ok]
     assert {c.dtype for c in checked.checks} == {"as stored", "float64", "float32", "bfloat16"}
-    grads = [c for c in checked.checks if c.name.startswith("grad ")]
+    grads = [c for c in checked.checks if c.kind == "gradient"]
     assert len(grads) == 3 * len(torch_model(TINY).state_dict())
 
 
 def test_json_is_as_documented(checked: Report) -> None:
     data = json.loads(json.dumps(checked.to_json(), allow_nan=False))
     assert data["equal"] is True
-    assert all(set(c) == {"name", "dtype", "error", "budget", "ok"} for c in data["checks"])
+    keys = {"name", "kind", "place", "label", "dtype", "error", "budget", "ok"}
+    assert all(set(c) == keys for c in data["checks"])
     environment = {
         "python", "machine", "versions", "jax_devices", "jax_matmul_precision",
         "torch_matmul_precision", "torch_threads", "layout", "input_shape", "input_sha256",
         "stored_dtypes", "parameters", "layers", "settings",
     }  # fmt: skip
     assert set(data["environment"]) == environment
-    odd = Report([Check("x", "float32", math.inf, math.nan)]).to_json()["checks"][0]
+    odd = Report([Check("logits", "float32", math.inf, math.nan)]).to_json()["checks"][0]
     assert (odd["error"], odd["budget"], odd["ok"]) == ("inf", "nan", False)
 
 
@@ -267,7 +269,9 @@ def test_console_shows_what_fails(checked: Report) -> None:
     text = console.export_text()
     assert f"EQUAL: all {len(checked.checks)} comparisons hold" in text
     assert "more that hold with more room" in text
-    bad = Report([Check("grad layers.1.attn.q.weight", "float32", 3e-6, 1e-6), *checked.checks])
+    bad = Report(
+        [Check("gradient", "float32", 3e-6, 1e-6, "layers.1.attn.q.weight"), *checked.checks]
+    )
     console.show(bad, console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 100

@@ -24,7 +24,7 @@ from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.selftest.faults.making import turning
 from jaxtwin.parity.selftest.kill_table import TOKENS
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import InjectedFault, Reference, faulty_decoder
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
@@ -39,21 +39,22 @@ def explained(wrong: InjectedFault, search: bool = False) -> Report:
 
     Without the search for the cause, which takes a while.
     """
-    tensors, given = weights(SPEC, 3), inputs(SPEC, TOKENS, 3)
-    names = ("logits", "grad layers.1.attn.q.weight", "grad embed.weight")
-    found = Report([Check(name, "float64", 1.0 + i, 1e-13) for i, name in enumerate(names)])
+    tensors, given = weights(SPEC, 3), check_inputs(SPEC, TOKENS, 3)
+    grads = ("layers.1.attn.q.weight", "embed.weight")
+    checks = [Check("gradient", "float64", 2.0 + i, 1e-13, name) for i, name in enumerate(grads)]
+    found = Report([Check("logits", "float64", 1.0, 1e-13), *checks])
     reference = Reference(SPEC, tensors, given)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         subject = faulty_decoder(SPEC, tensors, given, wrong)
         if search:
-            decoder_check._explain(found, reference, subject, None)
+            decoder_check.explain(found, reference, subject, None)
             return found
-        truth, free = reference.run(), subject.run(None)
-        forced = subject.run(truth)
-    ends, parts = curves.measure(free, truth), curves.measure(forced, truth)
-    found.points = curves.points(ends, [parts], truth, "float64")
-    known = budgets.axes(SPEC, given)
-    failure_details.add(found, found.checks, "float64", truth, free, forced, known)
+        truth, end_to_end = reference.run(), subject.run(None)
+        patched = subject.run(truth)
+    accumulated, local = curves.measure(end_to_end, truth), curves.measure(patched, truth)
+    found.points = curves.points(accumulated, [local], truth, "float64")
+    seen = failure_details.Runs(truth, end_to_end, patched)
+    failure_details.add(found, found.checks, "float64", seen, budgets.axes(SPEC, given))
     return found
 
 
@@ -78,12 +79,12 @@ def answering(change: Callable[[Any], Any]) -> InjectedFault:
 
 @pytest.mark.slow
 def test_heads_in_another_order() -> None:
-    found = explained(FAULTS["heads-rotated"].injected, search=True)
+    found = explained(FAULTS["heads-rotated"], search=True)
     first = found.details[0]
-    assert (first.name, first.alone, first.axes) == ("layers.0.attn.q", True, "b t n h")
+    assert (first.name, first.local, first.axes) == ("layers.0.attn.q", True, "b t n h")
     everywhere(found, "layers.0.attn.q", "the same values in another order along n")
-    ends = [d.name for d in found.details if not d.alone]
-    assert ends == ["logits", "grad embed.weight", "grad layers.1.attn.q.weight"]  # worst first
+    others = [d.name for d in found.details if not d.local]
+    assert others == ["logits", "grad embed.weight", "grad layers.1.attn.q.weight"]  # worst first
     assert found.details[-1].axes == "n h d"
     (logits,) = [d for d in found.details if d.name == "logits"]
     assert logits.axes == "b t v"
@@ -114,14 +115,14 @@ def test_a_nan() -> None:
 def test_at_most_so_many_and_the_first_divergences_before_all() -> None:
     found = explained(answering(lambda q: q * 1.25))
     found.details.clear()
-    tensors, given = weights(SPEC, 3), inputs(SPEC, TOKENS, 3)
+    tensors, given = weights(SPEC, 3), check_inputs(SPEC, TOKENS, 3)
     truth = Reference(SPEC, tensors, given).run()
-    checks = [Check(f"grad {name}", "float64", math.nan, 0.0) for name in truth.grads]
-    known = budgets.axes(SPEC, given)
-    failure_details.add(found, checks, "float64", truth, truth, truth, known)
+    checks = [Check("gradient", "float64", math.nan, 0.0, name) for name in truth.grads]
+    known, seen = budgets.axes(SPEC, given), failure_details.Runs(truth, truth, truth)
+    failure_details.add(found, checks, "float64", seen, known)
     assert len(found.details) == failure_details.MOST < len(checks)
-    assert 1 <= sum(d.alone for d in found.details) <= failure_details.FIRST
-    failure_details.add(found, checks, "float64", truth, truth, truth, known)
+    assert 1 <= sum(d.local for d in found.details) <= failure_details.FIRST
+    failure_details.add(found, checks, "float64", seen, known)
     assert len(found.details) == failure_details.MOST
     assert set(known) >= {*truth.values, *truth.grads}
 

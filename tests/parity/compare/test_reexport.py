@@ -12,7 +12,7 @@ from jaxtwin.parity.check import source_check
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.source import Source, open_source
 from jaxtwin.parity.compare import reexport
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.tests.helpers.folders import edit_config, hf_folder
 
 
@@ -22,7 +22,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def checks(source: Source) -> dict[str, float]:
-    found = reexport.checks(source, inputs(source.spec, 16))
+    found = reexport.checks(source, check_inputs(source.spec, 16))
     return {check.name.removeprefix("exported: "): check.error for check in found}
 
 
@@ -77,4 +77,4 @@ def test_a_folder_that_transformers_refuses_is_checked_without_it(tmp_path: Path
     assert report.equal
     said = [note for note in report.notes if "use_cache" in note]
     assert len(said) == 2
-    assert not any(check.name.startswith("exported") for check in report.checks)
+    assert not any(check.kind.startswith("export_") for check in report.checks)

@@ -22,15 +22,17 @@ SHAPE = (2, 5, 4, 6)
 
 
 def read(got: np.ndarray, want: np.ndarray, axes: str = "b t n h", dtype: str = "float64") -> str:
-    return reading(detail("layers.3.attn.q", got, want, axes, dtype))
+    return reading(detail("value", "layers.3.attn.q", got, want, axes, dtype))
 
 
 def test_a_detail_holds_every_number() -> None:
     want = np.array([[1.0, 2.0], [2.0, 4.0]])
     got = np.array([[1.0, 2.0], [2.0, 4.5]])
-    found = detail("layers.0.ffn.up.weight", got, want, "f d", "float32")
+    found = detail("gradient", "layers.0.ffn.up.weight", got, want, "f d", "float32")
+    assert found.name == "grad layers.0.ffn.up.weight"
     assert plain(asdict(found)) == {
-        "name": "layers.0.ffn.up.weight",
+        "kind": "gradient",
+        "place": "layers.0.ffn.up.weight",
         "axes": "f d",
         "shape": [2, 2],
         "dtype": "float32",
@@ -49,7 +51,7 @@ def test_a_detail_holds_every_number() -> None:
         "reordered": [],
         "largest": {"error": 0.5, "at": {"f": 1, "d": 1}, "got": 4.5, "want": 4.0},
         "logits": None,
-        "alone": False,
+        "local": False,
     }
 
 
@@ -59,7 +61,7 @@ def test_a_detail_of_logits_and_one_in_json() -> None:
     got = want.copy()
     got[0, 1] = [5, 6]
     got[0, 2, 0] = 700
-    found = detail("head", got, want, "b t v", "float64").logits
+    found = detail("logits", "", got, want, "b t v", "float64").logits
     assert found is not None
     assert (found.flips, found.positions, found.margin) == (1, 3, 5)
     assert found.margin_at == {"b": 0, "t": 1}
@@ -67,16 +69,18 @@ def test_a_detail_of_logits_and_one_in_json() -> None:
     p = 1 / (1 + math.exp(5))
     assert found.kl == pytest.approx(p * (math.log(p) + 700) + (1 - p) * math.log(1 - p), rel=1e-12)
     assert found.kl_at == {"b": 0, "t": 2}
-    assert detail("head", got, got, "b t v", "float64").logits == details.Logits(
+    assert detail("logits", "", got, got, "b t v", "float64").logits == details.Logits(
         0.0, {"b": 0, "t": 0}, 0, 3, 0.0, None
     )
     got[0, 0, 0] = INF
-    text = json.dumps(plain(asdict(detail("head", got, want, "b t v", "float64"))), allow_nan=False)
+    text = json.dumps(
+        plain(asdict(detail("logits", "", got, want, "b t v", "float64"))), allow_nan=False
+    )
     assert json.loads(text)["largest"]["error"] == "inf"
 
 
 def test_a_number_alone() -> None:
-    found = detail("scale", np.array(1.5), np.array(1.0), "", "float32")
+    found = detail("value", "scale", np.array(1.5), np.array(1.0), "", "float32")
     assert (found.relative_l2, found.ulp.max, found.ulp.at) == (0.5, 2**22, {})
     assert found.worst == {}
 
@@ -91,7 +95,7 @@ def test_what_a_detail_refuses() -> None:
         (x[:0], x[:0], "t d", "no elements"),
     ):
         with pytest.raises(ValueError, match=f"attn: .*{what}"):
-            detail("attn", got, want, axes, "float64")
+            detail("value", "attn", got, want, axes, "float64")
 
 
 def test_every_letter_has_a_word() -> None:
@@ -173,7 +177,7 @@ def test_reading_one_slice() -> None:
     both[1, 0, 3] = normal(6)
     assert read(both, want) == "all of it in sequence 1, token 0, head 3"
     channel[..., 5] *= 1 + 1e-3
-    found = detail("q", channel, want, "b t n h", "float64")
+    found = detail("value", "q", channel, want, "b t n h", "float64")
     worst = found.worst["h"]
     assert (worst.index, worst.others) == (5, 0)
     assert worst.relative_l2 == pytest.approx(1e-3, rel=1e-9)

@@ -168,7 +168,7 @@ def test_every_text_is_escaped() -> None:
     report = reports.failing()
     report.notes, report.blind = [evil], [evil]
     report.environment = {evil: evil}
-    report.checks.append(Check(evil, evil, 1.0, 0.0))
+    report.checks.append(Check("gradient", evil, 1.0, 0.0, evil, evil))
     report.points.insert(0, Point(evil, None, evil, "forward", "float64", 1.0, 1.0, 0.0, 1e-13))
     page = html.page(report, evil)
     assert "<script" not in page
@@ -185,7 +185,7 @@ def test_odd_numbers(values: tuple[float, ...]) -> None:
     """Whatever the numbers are, there is a page, and the numbers are in it."""
     report = Report(environment={"x": np.nan})
     for i, value in enumerate(values):
-        report.checks.append(Check(f"check {i}", "float32", value, value))
+        report.checks.append(Check("gradient", "float32", value, value, f"{i}"))
         for direction in ("forward", "backward", "parameter"):
             for band in (1e-13, np.nan, 0.0):
                 report.points.append(
@@ -219,7 +219,7 @@ def test_a_large_model_is_under_two_megabytes() -> None:
             Point(f"extra.{i}", None, "extra", "parameter", dtype, 1e-7, 1e-7, 1e-8, 1e-7)
             for i in range(extra)
         ]
-        report.checks += [Check(f"grad extra.{i}", dtype, 1e-7, 1e-7) for i in range(extra)]
+        report.checks += [Check("gradient", dtype, 1e-7, 1e-7, f"extra.{i}") for i in range(extra)]
     report.heat = np.random.default_rng(0).random((36, 300)).tolist()
     page = html.page(report, "large")
     assert sum(p.direction == "forward" for p in report.points) / 3 >= 30 * 12 + 3

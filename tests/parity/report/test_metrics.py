@@ -50,8 +50,6 @@ def test_relative_l2_along_an_axis() -> None:
     np.testing.assert_allclose(
         metrics.relative_l2_along(got, want, 1), [other, middle, other], rtol=1e-15
     )
-    assert metrics.worst_slice(got, want, 1) == (1, pytest.approx(middle, rel=1e-15))
-    assert metrics.worst_slice(got, want, -1)[0] == 3
     assert metrics.relative_l2_along(got, want, 0).shape == (2,)
     one = np.array([1.0, 2.0, 4.0])
     assert metrics.relative_l2_along(one * [1, 1, 1.5], one, 0).tolist() == [0, 0, 0.5]
@@ -63,9 +61,6 @@ def test_relative_l2_along_keeps_zero_inf_and_nan_apart() -> None:
     slices = metrics.relative_l2_along(got, want, 0)
     assert slices[[0, 1, 3]].tolist() == [0, INF, 1]
     assert math.isnan(slices[2])
-    index, error = metrics.worst_slice(got, want, 0)
-    assert index == 2
-    assert math.isnan(error)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), KINDS)

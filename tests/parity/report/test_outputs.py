@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from jaxtwin.cli.main import app
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.check.source_check import check
 from jaxtwin.parity.diagnose.replay import ready
-from jaxtwin.parity.report import baseline, html, results
+from jaxtwin.parity.report import baseline, details, html, results
 from jaxtwin.parity.report import console as console_report
 from jaxtwin.parity.report.junit import junit
 from jaxtwin.parity.report.output_files import Files
@@ -40,7 +41,7 @@ def shown(report: Report) -> str:
 
 
 def test_every_output_says_what_the_jax_side_was_built_from(tmp_path: Path) -> None:
-    how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "use_witness": False}
+    how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "witness": False}
     report = check("reference-tiny", against="random:reference-tiny", **how)  # type: ignore[arg-type]
     other = {"name": "random:reference-tiny", "kind": "preset"}
     assert report.environment["source"] == {"name": "reference-tiny", "kind": "preset"}
@@ -146,11 +147,11 @@ def test_a_replay_needs_the_folder_above_it(tmp_path: Path) -> None:
 # ---- numbers ------------------------------------------------------------------------------------
 
 ODD = [
-    Check("tokens that differ", "int", 29.0, 0.0),
-    Check("weights, there and back", "as stored", 120.0, 0.0),
+    Check("tokens", "int", 29.0, 0.0, "greedy"),
+    Check("round_trip", "as stored", 120.0, 0.0),
     Check("logits", "float64", math.inf, 1e-13),
-    Check("loss, per target", "float64", math.nan, 1e-13),
-    Check("grad a", "float32", 29.0, 0.5),
+    Check("loss", "float64", math.nan, 1e-13),
+    Check("gradient", "float32", 29.0, 0.5, "a"),
 ]
 
 
@@ -165,52 +166,49 @@ def test_counts_are_whole_and_what_is_no_number_stands_alone() -> None:
         ["nan", "1.00e-13", "nan", "FAILS"],
         ["2.90e+01", "5.00e-01", "5.8e+01x", "FAILS"],
     ]
-    assert "'tokens that differ' in int: 29 where 0 is allowed" in results.verdict(report)
+    assert "'greedy, tokens that differ' in int: 29 where 0 is allowed" in results.verdict(report)
     page = html.page(report, "made-up")
     for text in ("29", "120", "inf", "nan", "5.8e+01x"):
         assert f'<td class="n">{text}</td>' in page
     assert "inf x" not in page
-    was = json.loads(json.dumps(Report([Check(c.name, c.dtype, 0.0, 0.0) for c in ODD]).to_json()))
+    was = json.loads(json.dumps(Report([replace(c, error=0.0, budget=0.0) for c in ODD]).to_json()))
     lines = baseline.compare(was, report)
-    assert lines[0] == "fails now: int tokens that differ: error 0 -> 29, budget 0"
+    assert lines[0] == "fails now: int greedy, tokens that differ: error 0 -> 29, budget 0"
 
 
-def test_every_check_with_a_name_of_its_own_is_in_the_table() -> None:
+def test_every_kind_of_check_and_detail_is_documented() -> None:
     text = (ROOT / "docs" / "json.md").read_text()
-    assert "| `tensors of another name or shape" in text
+    assert [kind for kind in (*results.CHECKS, *details.TENSORS) if f"`{kind}`" not in text] == []
 
 
 # ---- a baseline ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("was", "now"),
+    ("kind", "was", "now"),
     [
-        ("part alone, forward: layers.1.attn", "part alone, forward: head"),
-        ("trained: loss, step 3", "trained: loss, step 19"),
-        ("trained: mu, layers.0.attn.q.weight, step 3", "trained: mu, embed.weight, step 4"),
-        ("optimizer alone, nu: embed.weight", "optimizer alone, nu: norm.weight"),
-        (
-            "tensors of another name or shape, the first a",
-            "tensors of another name or shape, the first b",
-        ),
+        ("part_forward", "layers.1.attn", "head"),
+        ("training_loss", "step 3", "step 19"),
+        ("training_mu", "layers.0.attn.q.weight, step 3", "embed.weight, step 4"),
+        ("optimizer_nu", "embed.weight", "norm.weight"),
+        ("shapes", "a", "b"),
     ],
 )
-def test_a_check_is_the_same_whichever_place_is_worst(was: str, now: str) -> None:
-    others = [Check(f"part alone, backward: {name}", "float64", 0.0, 1.0) for name in "ab"]
-    old = Report([Check(was, "float64", 0.1, 1.0), *others]).to_json()
-    again = Report([Check(now, "float64", 0.1, 1.0), *others])
+def test_a_check_is_the_same_whichever_place_is_worst(kind: str, was: str, now: str) -> None:
+    others = [Check("part_backward", "float64", 0.0, 1.0, name) for name in "ab"]
+    old = Report([Check(kind, "float64", 0.1, 1.0, was), *others]).to_json()
+    again = Report([Check(kind, "float64", 0.1, 1.0, now), *others])
     assert baseline.compare(old, again) == []
-    again.checks[0] = Check(now, "float64", 2.0, 1.0)
+    again.checks[0] = Check(kind, "float64", 2.0, 1.0, now)
     (line,) = baseline.compare(old, again)
-    assert line.startswith(f"fails now: float64 {now}: error 1.00e-01 -> 2.00e+00")
-    again.checks[0] = Check(now, "float32", 0.1, 1.0)  # another dtype is another check
+    assert line.startswith(f"fails now: float64 {again.checks[0].name}: error 1.00e-01 -> 2.00e+00")
+    again.checks[0] = Check(kind, "float32", 0.1, 1.0, now)  # another dtype is another check
     assert len(baseline.compare(old, again)) == 2
 
 
 def test_where_every_part_has_a_check_each_is_its_own() -> None:
     def report(*names: str) -> Report:
-        return Report([Check(f"part alone, forward: {n}", "float64", 0.0, 1.0) for n in names])
+        return Report([Check("part_forward", "float64", 0.0, 1.0, n) for n in names])
 
     assert baseline.compare(report("a", "b").to_json(), report("a", "c")) == [
         "appeared: float64 part alone, forward: c",

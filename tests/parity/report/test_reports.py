@@ -41,19 +41,19 @@ def test_the_verdict_says_where_and_why() -> None:
     assert results.verdict(report).startswith("NOT EQUAL: 114 of 114 comparisons fail, first ")
 
 
-def test_the_verdict_of_what_was_given() -> None:
+def test_the_verdict_where_the_sides_differ_before_any_run() -> None:
     report = reports.equal()
     assert results.verdict(report) == "EQUAL: all 2 comparisons hold"
     report.preflight = [reports.preflight()] * 3
-    given = "what was given differs (spec: runs.0.blocks.0.attn.rope.base and 2 more)"
-    assert results.verdict(report) == f"EQUAL: all 2 comparisons hold; provisional: {given}"
+    differ = "the sides differ before any run (spec: runs.0.blocks.0.attn.rope.base and 2 more)"
+    assert results.verdict(report) == f"EQUAL: all 2 comparisons hold; provisional: {differ}"
     wrong = reports.failing()
     wrong.preflight = report.preflight
-    assert results.verdict(wrong).endswith(f" is allowed; provisional: {given}")
+    assert results.verdict(wrong).endswith(f" is allowed; provisional: {differ}")
     wrong.divergences, wrong.points = [], []
-    assert results.verdict(wrong).endswith(f" is allowed; provisional: {given}")
+    assert results.verdict(wrong).endswith(f" is allowed; provisional: {differ}")
     report.checks.clear()
-    assert results.verdict(report) == f"NOTHING WAS COMPARED: {given}"
+    assert results.verdict(report) == f"NOTHING WAS COMPARED: {differ}"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_the_console_shows_causes_and_what_could_not_be_seen() -> None:
     assert "differs: spec: runs.0.blocks.0.attn.rope.base: torch 500000.0, JAX 10000.0" in text
     assert "'rope-base' (proven): the JAX side turns the queries with the base 10000" in text
     assert "not shown: [bold] is no markup here" in text
-    assert text.index("differs: ") < text.index("budget") < text.index("suspect: ")
-    assert text.index("suspect: ") < text.index("not shown: ") < text.index("NOT EQUAL: ")
+    assert text.index("differs: ") < text.index("budget") < text.index("divergence: ")
+    assert text.index("divergence: ") < text.index("not shown: ") < text.index("NOT EQUAL: ")
 
 
 # ---- JUnit --------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def cases(report: Report) -> tuple[ET.Element, dict[tuple[str, str], ET.Element]
 
 def test_junit_has_a_case_for_each_check() -> None:
     report = reports.failing()
-    report.checks.append(Check("holds", "float32", 0.0, 0.0))
+    report.checks.append(Check("gradient", "float32", 0.0, 0.0, "holds"))
     suite, found = cases(report)
     assert len(found) == 1 + len(report.checks)
     assert suite.get("failures") == "114"
@@ -129,12 +129,12 @@ def test_junit_has_a_case_for_each_check() -> None:
     assert failure.get("message") == "error 0.003, budget 1e-13"
     assert "first divergence at layers.3.attn.q: 'rope-base' (proven)" in (failure.text or "")
     assert "use the base 500000" in (failure.text or "")
-    assert list(found["jaxtwin.float32", "holds"]) == []
+    assert list(found["jaxtwin.float32", "grad holds"]) == []
     values = {p.get("name"): p.get("value") for p in suite.findall("properties/property")}
     assert values["versions.jax"] == "0.10.2"
 
 
-def test_junit_of_what_was_given() -> None:
+def test_junit_of_differences_before_any_run() -> None:
     key = ("jaxtwin.preflight", "spec, weights and settings are the same on both sides")
     report = reports.failing()
     assert list(cases(report)[1][key]) == []
@@ -155,16 +155,19 @@ def test_junit_of_nothing_fails() -> None:
 
 def test_junit_of_odd_numbers_and_characters() -> None:
     name = "a<b>&\"'\x00\x1b\ud800\uffff\n"
-    report = Report([Check(name, "float32", math.nan, math.inf)], notes=[name])
+    report = Report([Check("gradient", "float32", math.nan, math.inf, name)], notes=[name])
     report.environment = {name: name}
     text = junit(report)
     text.encode()
     _, found = cases(report)
-    (failure,) = found["jaxtwin.float32", "a<b>&\"'????\n"]
+    (failure,) = found["jaxtwin.float32", "grad a<b>&\"'????\n"]
     assert failure.get("message") == "error nan, budget inf"
 
 
 # ---- since a baseline ---------------------------------------------------------------------------
+
+
+CHECK = {"kind": "kl", "dtype": "y", "error": 0, "budget": 1, "place": "", "label": ""}
 
 
 def old(report: Report) -> dict:
@@ -173,26 +176,26 @@ def old(report: Report) -> dict:
 
 def test_nothing_changed() -> None:
     report = reports.failing()
-    report.checks.append(Check("odd", "float32", math.nan, math.inf))
+    report.checks.append(Check("output", "float32", math.nan, math.inf))
     report.preflight = [reports.preflight()]
     assert baseline.compare(old(report), report) == []
 
 
 def test_every_change_of_a_check_has_its_line() -> None:
     def report(**errors: float) -> Report:
-        return Report([Check(name, "float64", error, 1e-13) for name, error in errors.items()])
+        return Report([Check("gradient", "float64", e, 1e-13, name) for name, e in errors.items()])
 
     was = report(breaks=5e-14, mended=2e-13, grows=1e-14, steady=1e-14, gone=0.0, nan=math.nan)
     now = report(breaks=2e-13, mended=5e-14, grows=2.1e-14, steady=1.9e-14, new=0.0, nan=math.nan)
-    now.checks.append(Check("new and bad", "float64", math.inf, 1e-13))
+    now.checks.append(Check("gradient", "float64", math.inf, 1e-13, "new and bad"))
     assert baseline.compare(old(was), now) == [
-        "fails now: float64 breaks: error 5.00e-14 -> 2.00e-13, budget 1.00e-13",
-        "holds now: float64 mended: error 2.00e-13 -> 5.00e-14, budget 1.00e-13",
-        "grew: float64 grows: 0.1 -> 0.21 of its budget "
+        "fails now: float64 grad breaks: error 5.00e-14 -> 2.00e-13, budget 1.00e-13",
+        "holds now: float64 grad mended: error 2.00e-13 -> 5.00e-14, budget 1.00e-13",
+        "grew: float64 grad grows: 0.1 -> 0.21 of its budget "
         "(error 1.00e-14 -> 2.10e-14, budget 1.00e-13)",
-        "appeared: float64 new",
-        "appeared: float64 new and bad, and it fails",
-        "gone: float64 gone",
+        "appeared: float64 grad new",
+        "appeared: float64 grad new and bad, and it fails",
+        "gone: float64 grad gone",
     ]
 
 
@@ -209,7 +212,7 @@ def test_changes_of_causes_and_environment() -> None:
     ]
     now.preflight = [reports.preflight()]
     assert baseline.compare(old(was), now) == [
-        "given appeared: spec: runs.0.blocks.0.attn.rope.base: torch 500000.0, JAX 10000.0",
+        "preflight appeared: spec: runs.0.blocks.0.attn.rope.base: torch 500000.0, JAX 10000.0",
         "cause: layers.3.attn.q, forward: 'rope-base' (proven) -> not known",
         "cause appeared: head, forward: not known",
         "environment: versions.jax: 0.10.2 -> 0.11",
@@ -222,15 +225,17 @@ def test_changes_of_causes_and_environment() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": 0}, "its schema is 0, and 1 is read"),
-        ({"schema": None}, "its schema is None"),
+        ({"schema": 0}, "expected schema 2, got 0"),
+        ({"schema": None}, "expected schema 2, got None"),
         ({"checks": [{"name": "x"}]}, "not the JSON of a check"),
-        ({"checks": [{"name": "x", "dtype": "y", "error": "z", "budget": 1}]}, "could not convert"),
-        ({"checks": [{"name": [], "dtype": "y", "error": 0, "budget": 1}]}, "unhashable"),
+        ({"checks": [{**CHECK, "error": "z"}]}, "could not convert"),
+        ({"checks": [{**CHECK, "kind": []}]}, "unhashable"),
+        ({"checks": [{**CHECK, "kind": "x"}]}, "'x' is no kind of check"),
+        ({"checks": [{**CHECK, "label": []}]}, "unhashable"),
         ({"checks": None}, "not the JSON of a check"),
         ({"environment": []}, "not the JSON of a check"),
-        ({"suspects": [{"part": "x"}]}, "not the JSON of a check"),
-        ({"suspects": {"a": 1}}, "not the JSON of a check"),
+        ({"divergences": [{"part": "x"}]}, "not the JSON of a check"),
+        ({"divergences": {"a": 1}}, "not the JSON of a check"),
         ({"preflight": 3}, "not the JSON of a check"),
     ],
 )
@@ -367,7 +372,7 @@ def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
     assert "'jaxtwin[report]'" in done.stdout
 
 
-def test_points_decide_only_where_no_suspect_is_known() -> None:
+def test_points_decide_only_where_no_divergence_is_known() -> None:
     point = Point("embed", None, "embed", "forward", "float64", 1.0, 1.0, 0.0, 1e-13)
     report = Report([Check("logits", "float64", 1.0, 1e-13)], points=[point])
     assert results.first_divergence(report) == "embed in float64: cause not known"

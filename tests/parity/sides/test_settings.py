@@ -23,7 +23,7 @@ from jaxtwin.parity.report import results
 from jaxtwin.parity.report.results import Difference, Report
 from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.sides import runs, settings
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import InjectedFault
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
@@ -233,7 +233,7 @@ def test_the_default_precision_is_low_off_the_cpu(monkeypatch: pytest.MonkeyPatc
 def test_64_bits_that_jax_drops() -> None:
     found = told("float64", x64=False, parameters="float32")
     assert found[0] == Difference(
-        "setting: 64-bit types", "on", "off",
+        "setting", "64-bit types", "on", "off",
         "JAX narrows to float32 without a word; set JAX_ENABLE_X64=1",
     )  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_attention_that_jax_fuses() -> None:
 
 
 def of_fault(wrong: InjectedFault, layout: str = "scan", remat: str = "none") -> list[Difference]:
-    report, given = Report(), inputs(TINY, 64, 0)
+    report, given = Report(), check_inputs(TINY, 64, 0)
     read = decoder_settings.Sides(given, report)
     read.torch("float32")(runs.torch_model(TINY, WEIGHTS, "float32"))
     with jax.default_matmul_precision("highest"):
@@ -310,21 +310,21 @@ def of_fault(wrong: InjectedFault, layout: str = "scan", remat: str = "none") ->
 def test_masks_positions_and_scalars(layout: str, remat: str) -> None:
     before = (Attention.__call__, Rotary.__call__)
     assert of_fault(InjectedFault(), layout, remat) == []
-    (mask,) = of_fault(FAULTS["not-causal"].injected, layout, remat)
+    (mask,) = of_fault(FAULTS["not-causal"], layout, remat)
     assert (Attention.__call__, Rotary.__call__) == before
-    segments = inputs(TINY, 64, 0).segments
+    segments = check_inputs(TINY, 64, 0).segments
     pairs = np.tril(segments[:, :, None] == segments[:, None, :])
     seen, every = int(pairs.sum()), pairs.size
     assert (mask.what, mask.torch) == ("setting: attention mask", f"{seen} pairs seen")
     assert mask.jax == f"{every} pairs seen"
     first = "the first at sequence 0, token 0, key token 1"
     assert mask.about == f"{every - seen} of {every} pairs differ, {first}"
-    (positions,) = of_fault(FAULTS["position-from-one"].injected, layout, remat)
+    (positions,) = of_fault(FAULTS["position-from-one"], layout, remat)
     assert positions.what == "setting: rotary positions"
     assert positions.about.startswith(f"{segments.size} of {segments.size} positions differ")
-    (eps, _) = of_fault(FAULTS["norm-eps"].injected, layout, remat)
+    (eps, _) = of_fault(FAULTS["norm-eps"], layout, remat)
     assert (eps.what, eps.torch) == ("setting: layers.{0..2}.pre_attn.eps", "1e-06")
-    (base,) = of_fault(FAULTS["rope-base"].injected, layout, remat)
+    (base,) = of_fault(FAULTS["rope-base"], layout, remat)
     assert base.what == "setting: layers.{0..2}.attn.rotate.frequency"
     assert base.about == "the first that differs is pair 1"
 
@@ -336,7 +336,7 @@ def test_a_check_says_it_first_and_is_provisional() -> None:
     assert report.equal
     assert report.provisional
     assert [d.what for d in report.preflight] == ["setting: float32 matmul precision"]
-    said = "; provisional: what was given differs (setting: float32 matmul precision)"
+    said = "; provisional: the sides differ before any run (setting: float32 matmul precision)"
     assert results.verdict(report).endswith(said)
     settled = report.environment["settings"]
     assert settled["float32"]["torch"]["tf32_cuda_matmul"] is True
@@ -380,4 +380,6 @@ def test_a_flag_in_a_comparison_of_ones_own() -> None:
     found = compared(theirs, ours=narrow)
     assert not found.equal
     assert found.preflight[0].what == "setting: matmul operands"
-    assert not [s for s in found.divergences if s.direction == "given"]  # a setting is no weight
+    assert not [
+        s for s in found.divergences if s.direction == "preflight"
+    ]

@@ -12,9 +12,11 @@ import torch
 import jaxtwin
 from jaxtwin.configs import Model, Run
 from jaxtwin.parity.check import decoder_check
+from jaxtwin.parity.compare.tolerances import BACKWARD
 from jaxtwin.parity.selftest.optimizer_faults import CONFIG
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides import terms
+from jaxtwin.parity.sides.outcome import Outcome
 from jaxtwin.parity.sides.terms import Terms, Watch
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
@@ -59,14 +61,12 @@ def test_a_gradient_that_cancels_is_no_alarm_and_a_wrong_one_is() -> None:
     given = weights(spec, 0)
     report = decoder_check.check(spec, given, dtypes=("float64", "float32"), tokens=24)
     assert report.equal
-    named = [check for check in report.checks if check.name.endswith("attn.k.bias")]
+    named = [check for check in report.checks if check.place.endswith("attn.k.bias")]
     assert len(named) == 4
     known = Terms(size=2.0, rounded={})
-    outcome = decoder_check.Outcome(
-        np.zeros(1), np.zeros(1), {"b": np.zeros(3)}, terms={"b": known}
-    )
+    outcome = Outcome(np.zeros(1), np.zeros(1), {"b": np.zeros(3)}, terms={"b": known})
     off = [outcome.off("b", np.array([error, 0, 0])) for error in (1e-12, 1e-11)]
-    assert off[0] <= decoder_check.GRADS < off[1]
+    assert off[0] <= BACKWARD < off[1]
 
 
 def test_somebody_elses_bias_that_cancels_is_no_alarm() -> None:
@@ -111,4 +111,4 @@ def test_trained_side_by_side_it_is_no_alarm_either() -> None:
     wrong = {n: Tensor.of(np.full(t.shape, 1e-6)) for n, t in given.items() if "k.bias" in n}
     theirs = (spec, {**given, **wrong})
     off = trajectory(spec, given, config, steps=6, batches=batches, layout="unroll", theirs=theirs)
-    assert [c.name for c in off.checks if not c.ok and "k.bias" in c.name]
+    assert [c.name for c in off.checks if not c.ok and "k.bias" in c.place]

@@ -1,0 +1,98 @@
+"""The arguments and options of the verbs: what --help says of each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Target(StrEnum):
+    jax = "jax"
+    hf = "hf"
+    torch = "torch"
+
+
+class Layout(StrEnum):
+    scan = "scan"
+    unroll = "unroll"
+
+
+class Dtype(StrEnum):
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+Src = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
+Save = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0, max=2**32 - 1, help="Seed of a preset's random weights, inputs and sampling."
+    ),
+]
+LayoutOption = Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")]
+
+# convert
+Dst = Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")]
+To = Annotated[Target, typer.Option(help="What to write.")]
+DryRun = Annotated[bool, typer.Option(help="Prove and print the plan; write nothing.")]
+
+# check
+Dtypes = Annotated[
+    list[Dtype] | None, typer.Option(help="May be repeated; float64 and float32 by default.")
+]
+Tokens = Annotated[int, typer.Option(min=8, help="Length of the two input rows.")]
+Witness = Annotated[bool, typer.Option(help="Let transformers take part.")]
+Export = Annotated[
+    bool, typer.Option(help="Export a Hugging Face folder again, for transformers to compare.")
+]
+Against = Annotated[
+    str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
+]
+Probes = Annotated[
+    bool, typer.Option("--probes", help="Judge every part alone too, in every dtype.")
+]
+ShowAll = Annotated[bool, typer.Option("--all", help="Show every comparison.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page for a browser.")]
+Junit = Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.")]
+Baseline = Annotated[Path | None, typer.Option(help="Say what changed since that file of --save.")]
+Replay = Annotated[
+    Path | None, typer.Option(help="A new folder for what fails: scripts that run it alone.")
+]
+CheckSteps = Annotated[
+    int | None, typer.Option(min=1, help="Train both sides for that many AdamW steps too.")
+]
+CheckRun = Annotated[
+    Path | None, typer.Option(help="Take the optimizer of this run file; needs --steps.")
+]
+
+# faults
+Faults = Annotated[list[str] | None, typer.Argument(help="These alone; all by default.")]
+Controls = Annotated[int, typer.Option(min=0, help="Random models that must pass.")]
+Pairs = Annotated[int, typer.Option(min=0, help="Random pairs in different layers.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+
+# generate
+Prompt = Annotated[str | None, typer.Option(help="Text to continue.")]
+Ids = Annotated[str | None, typer.Option(help="Token ids to continue, by commas.")]
+NewTokens = Annotated[int, typer.Option(help="How many tokens to add at most.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
+Stop = Annotated[bool, typer.Option(help="Stop at the model's end tokens.")]
+GenerateDtype = Annotated[Dtype, typer.Option(help="Dtype of the computation.")]
+
+# train, demo
+Config = Annotated[Path, typer.Argument(help="A TOML run file; see configs/runs/.")]
+TrainSteps = Annotated[int | None, typer.Option(help="Override the file's number of steps.")]
+Out = Annotated[Path | None, typer.Option(help="Override the file's run folder.")]
+DemoOut = Annotated[
+    Path | None,
+    typer.Option(help="A new folder for what it writes; by default out/demo, or out/demo-2 ..."),
+]
+DemoSteps = Annotated[int, typer.Option(min=10, help="Fine-tuning steps.")]
