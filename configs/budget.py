@@ -39,7 +39,7 @@ def norm(n: RMS | LN | None, size: int) -> Count:
 def attention(a: GQA, d: int) -> Count:
     """Q and O read and write n heads, K and V only k: 2 d n h + 2 d k h.
 
-    Biases, norms of Q and K and a learned bias of the scores (buckets times heads) come on top.
+    Biases, norms of Q and K, and a learned bias of the scores (buckets times heads) come on top.
     """
     queries, keys = a.heads * a.width, a.kv * a.width
     total = Count(2 * d * queries + 2 * d * keys, 0)

@@ -9,12 +9,13 @@ from jaxtyping import Array, Bool, Float
 
 from jaxtwin.configs.spec import GQA, QKNorm
 from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
-from jaxtwin.jaxmodel.bias import BIASES
+from jaxtwin.jaxmodel.bias import Bias
 from jaxtwin.jaxmodel.cache import KV, AttentionContext, extend, query_key_distance
-from jaxtwin.jaxmodel.cap import CAPS
+from jaxtwin.jaxmodel.cap import Cap
 from jaxtwin.jaxmodel.norm import NORMS
 from jaxtwin.jaxmodel.position import RELATIVES, ROTARIES
 from jaxtwin.jaxmodel.probe import probe
+from jaxtwin.jaxmodel.skip import Skip
 
 
 class NormedHeads(nnx.Module):
@@ -28,41 +29,28 @@ class NormedHeads(nnx.Module):
         return self.norm(x)
 
 
-class PlainHeads(nnx.Module):
-    """x."""
-
-    def __init__(self, spec: None, make: Maker, heads: str):
-        pass
-
-    def __call__(self, x: Float[Array, "b t n h"]) -> Float[Array, "b t n h"]:
-        return x
-
-
-HEADS = {QKNorm: NormedHeads, type(None): PlainHeads}
+QK_NORMS = {QKNorm: NormedHeads, type(None): Skip}
 
 
 class Window(nnx.Module):
-    """Only the last `size` tokens, the one that looks among them."""
+    """Sliding window: query t sees keys t - size + 1 ... t."""
 
     def __init__(self, size: int):
         self.size = size
 
-    def __call__(self, context: AttentionContext) -> Bool[Array, "b t s"]:
-        _, time, slots = context.mask.shape
-        return context.mask & (query_key_distance(time, slots, context.offset) < self.size)
+    def __call__(self, mask: Bool[Array, "b t s"], offset: Array) -> Bool[Array, "b t s"]:
+        _, time, slots = mask.shape
+        return mask & (query_key_distance(time, slots, offset) < self.size)
 
 
-class NoWindow(nnx.Module):
-    """All that the mask lets through."""
+class Softmax(nnx.Module):
+    """Attention weights from scores, over the keys."""
 
-    def __init__(self, size: None):
-        pass
+    def __call__(self, scores: Float[Array, "b k g t s"]) -> Float[Array, "b k g t s"]:
+        return self.normalize(scores)
 
-    def __call__(self, context: AttentionContext) -> Bool[Array, "b t s"]:
-        return context.mask
-
-
-WINDOWS = {int: Window, type(None): NoWindow}
+    def normalize(self, scores: Float[Array, "b k g t s"]) -> Float[Array, "b k g t s"]:
+        return jax.nn.softmax(scores, axis=-1)
 
 
 class Attention(nnx.Module):
@@ -78,16 +66,17 @@ class Attention(nnx.Module):
         self.k = make.matrix("k", "d k h")
         self.v = make.matrix("v", "d k h")
         self.o = make.matrix("o", "n h d", std=make.residual_std)
-        self.q_bias = BIASES[spec.bias](make, "n h")
-        self.k_bias = BIASES[spec.bias](make, "k h")
-        self.v_bias = BIASES[spec.bias](make, "k h")
-        self.o_bias = BIASES[spec.out_bias](make, "d")
-        self.q_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, make, "n")
-        self.k_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, make, "k")
+        self.q_bias = Bias(make, "n h") if spec.bias else Skip()
+        self.k_bias = Bias(make, "k h") if spec.bias else Skip()
+        self.v_bias = Bias(make, "k h") if spec.bias else Skip()
+        self.o_bias = Bias(make, "d") if spec.out_bias else Skip()
+        self.q_norm = QK_NORMS[type(spec.qk_norm)](spec.qk_norm, make, "n")
+        self.k_norm = QK_NORMS[type(spec.qk_norm)](spec.qk_norm, make, "k")
         self.rotate = ROTARIES[type(spec.rope)](spec.rope, spec.width)
         self.relative = RELATIVES[type(spec.relative)](spec.relative, make, spec.heads)
-        self.cap = CAPS[type(spec.cap)](spec.cap)
-        self.window = WINDOWS[type(spec.window)](spec.window)
+        self.cap = Skip() if spec.cap is None else Cap(spec.cap)
+        self.window = Skip() if spec.window is None else Window(spec.window)
+        self.softmax = Softmax()
         self.groups = (spec.kv, spec.heads // spec.kv)
         self.scale = spec.scale or spec.width**-0.5
 
@@ -98,19 +87,26 @@ class Attention(nnx.Module):
         k = self.k_norm(self.k_bias(matmul_flat(x, gathered(self.k))))
         v = self.v_bias(matmul_flat(x, gathered(self.v)))
         q, k, v = constrain(q, "b t n h"), constrain(k, "b t k h"), constrain(v, "b t k h")
-        q = probe(self.rotate(q, context.positions, context.longest), "attn/q")
-        k = probe(self.rotate(k, context.positions, context.longest), "attn/k")
+        q = probe(self.rotate(q, context.positions, context.length), "attn/q")
+        k = probe(self.rotate(k, context.positions, context.length), "attn/k")
         k, v, kv = extend(kv, k, probe(v, "attn/v"), context.offset)
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        grouped = q.reshape(*q.shape[:2], *self.groups, q.shape[3])
-        scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
+        scores = jnp.einsum("btkgh,bskh->bkgts", self.group(q), k, preferred_element_type=wide)
         scores = self.relative(self.cap(scores * self.scale), context)
-        scores = jnp.where(self.window(context)[:, None, None], scores, jnp.finfo(wide).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
+        mask = self.window(probe(context.mask, "attn/mask"), context.offset)
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
+        weights = self.softmax(scores).astype(x.dtype)
+        mixed = self.ungroup(jnp.einsum("bkgts,bskh->btkgh", weights, v))
         mixed = probe(constrain(mixed, "b t n h"), "attn/mixed")
         joined = mixed.reshape(*mixed.shape[:2], -1)
         return self.o_bias(matmul_flat(joined, gathered(self.o).reshape(-1, x.shape[-1]))), kv
+
+    def group(self, q: Float[Array, "b t n h"]) -> Float[Array, "b t k g h"]:
+        """The query heads that each K/V head serves, side by side."""
+        return q.reshape(*q.shape[:2], *self.groups, q.shape[3])
+
+    def ungroup(self, mixed: Float[Array, "b t k g h"]) -> Float[Array, "b t n h"]:
+        return mixed.reshape(*mixed.shape[:2], -1, mixed.shape[-1])
 
 
 ATTENTIONS = {GQA: Attention}

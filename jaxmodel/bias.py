@@ -1,4 +1,4 @@
-"""Biases: one value for each output, or none."""
+"""Biases: one value for each output."""
 
 from __future__ import annotations
 
@@ -16,16 +16,3 @@ class Bias(nnx.Module):
 
     def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
         return x + gathered(self.weight).astype(x.dtype)
-
-
-class NoBias(nnx.Module):
-    """x."""
-
-    def __init__(self, make: Maker, letters: str):
-        pass
-
-    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        return x
-
-
-BIASES = {True: Bias, False: NoBias}

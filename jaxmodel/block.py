@@ -1,4 +1,4 @@
-"""One layer: the residual wiring, in plain sight."""
+"""One layer: the residual wiring, in plain sight (declared as data in configs/dataflow.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.jaxmodel.attention import ATTENTIONS
+from jaxtwin.jaxmodel.aux import Aux
 from jaxtwin.jaxmodel.axes import Maker, constrain
 from jaxtwin.jaxmodel.cache import KV, AttentionContext
 from jaxtwin.jaxmodel.ffn import FFNS
@@ -27,13 +28,13 @@ class Block(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "b t d"], context: AttentionContext, kv: KV | None
-    ) -> tuple[Float[Array, "b t d"], KV | None]:
+    ) -> tuple[Float[Array, "b t d"], KV | None, Aux]:
         mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), context, kv)
         mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
         x = probe(constrain(x + mixed, "b t d"), "mid")
-        fed = probe(self.ffn(probe(self.pre_ffn(x), "pre_ffn")), "ffn")
-        x = x + probe(self.post_ffn(fed), "post_ffn")
-        return probe(constrain(x, "b t d"), "out"), kv
+        fed, aux = self.ffn(probe(self.pre_ffn(x), "pre_ffn"))
+        x = x + probe(self.post_ffn(probe(fed, "ffn")), "post_ffn")
+        return probe(constrain(x, "b t d"), "out"), kv, aux
 
 
 class PostBlock(nnx.Module):
@@ -48,12 +49,13 @@ class PostBlock(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "b t d"], context: AttentionContext, kv: KV | None
-    ) -> tuple[Float[Array, "b t d"], KV | None]:
+    ) -> tuple[Float[Array, "b t d"], KV | None, Aux]:
         mixed, kv = self.attn(x, context, kv)
         x = probe(self.alpha * x + probe(mixed, "attn"), "summed")
         x = probe(constrain(self.post_attn(x), "b t d"), "mid")
-        x = probe(self.alpha * x + probe(self.ffn(x), "ffn"), "total")
-        return probe(constrain(self.post_ffn(x), "b t d"), "out"), kv
+        fed, aux = self.ffn(x)
+        x = probe(self.alpha * x + probe(fed, "ffn"), "total")
+        return probe(constrain(self.post_ffn(x), "b t d"), "out"), kv, aux
 
 
 BLOCKS = {specs.Block: Block, specs.PostBlock: PostBlock}

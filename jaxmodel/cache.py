@@ -10,13 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class AttentionContext(NamedTuple):
-    """Where this call's tokens stand, and what each may look at."""
+    """Where this call's tokens stand, and which keys each of them may attend to."""
 
     positions: Int[Array, "b t"]  # what the rotary angle is taken from
-    keys: Int[Array, "b s"]  # the same of the key slots
-    longest: Int[Array, ""]  # how many positions there are so far: the greatest and one
+    key_positions: Int[Array, "b s"]  # the same of the key slots
+    length: Int[Array, ""]  # of the text so far: its largest position + 1
     offset: Int[Array, ""]  # slots of the cache already filled; 0 without a cache
-    mask: Bool[Array, "b t s"]  # query t may look at key slot s
+    mask: Bool[Array, "b t s"]  # whether query t may attend to key slot s
 
 
 class KV(NamedTuple):
@@ -46,7 +46,7 @@ def extend(kv: KV | None, k: Array, v: Array, offset: Array) -> tuple[Array, Arr
 
 
 def query_key_distance(time: int, slots: int, offset: Array) -> Int[Array, "t s"]:
-    """How many slots before query t key slot s is; negative where it comes later."""
+    """How many slots key s stands before query t; negative where it comes later."""
     return offset + jnp.arange(time)[:, None] - jnp.arange(slots)[None, :]
 
 

@@ -15,16 +15,3 @@ class Cap(nnx.Module):
 
     def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
         return jnp.tanh(x / self.cap) * self.cap
-
-
-class NoCap(nnx.Module):
-    """x."""
-
-    def __init__(self, cap: None):
-        pass
-
-    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
-        return x
-
-
-CAPS = {float: Cap, type(None): NoCap}

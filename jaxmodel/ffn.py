@@ -1,4 +1,4 @@
-"""Feed-forward parts."""
+"""Feed-forward parts. Each returns its output and what it says beside (aux.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxtwin.configs.spec import Glu, Mlp
+from jaxtwin.jaxmodel.aux import NO_AUX, Aux
 from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
-from jaxtwin.jaxmodel.bias import BIASES
+from jaxtwin.jaxmodel.bias import Bias
+from jaxtwin.jaxmodel.skip import Skip
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -29,16 +31,16 @@ class GatedFFN(nnx.Module):
         self.gate = make.matrix("gate", "d f")
         self.up = make.matrix("up", "d f")
         self.down = make.matrix("down", "f d", std=make.residual_std)
-        self.gate_bias = BIASES[spec.bias](make, "f")
-        self.up_bias = BIASES[spec.bias](make, "f")
-        self.down_bias = BIASES[spec.bias](make, "d")
+        self.gate_bias = Bias(make, "f") if spec.bias else Skip()
+        self.up_bias = Bias(make, "f") if spec.bias else Skip()
+        self.down_bias = Bias(make, "d") if spec.bias else Skip()
         self.act = ACTIVATIONS[spec.act]
 
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Aux]:
         gate = self.gate_bias(matmul_flat(x, gathered(self.gate)))
         up = self.up_bias(matmul_flat(x, gathered(self.up)))
         wide = self.act(constrain(gate, "b t f")) * constrain(up, "b t f")
-        return self.down_bias(matmul_flat(wide, gathered(self.down)))
+        return self.down_bias(matmul_flat(wide, gathered(self.down))), NO_AUX
 
 
 class PlainFFN(nnx.Module):
@@ -48,14 +50,14 @@ class PlainFFN(nnx.Module):
         make = make.child("ffn", f=spec.hidden)
         self.up = make.matrix("up", "d f")
         self.down = make.matrix("down", "f d", std=make.residual_std)
-        self.up_bias = BIASES[spec.bias](make, "f")
-        self.down_bias = BIASES[spec.bias](make, "d")
+        self.up_bias = Bias(make, "f") if spec.bias else Skip()
+        self.down_bias = Bias(make, "d") if spec.bias else Skip()
         self.act = ACTIVATIONS[spec.act]
 
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Aux]:
         up = self.up_bias(matmul_flat(x, gathered(self.up)))
         wide = self.act(constrain(up, "b t f"))
-        return self.down_bias(matmul_flat(wide, gathered(self.down)))
+        return self.down_bias(matmul_flat(wide, gathered(self.down))), NO_AUX
 
 
 FFNS = {Glu: GatedFFN, Mlp: PlainFFN}

@@ -12,12 +12,14 @@ from jaxtyping import Array, Float, Int, Integer
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import Learned
+from jaxtwin.jaxmodel.aux import Aux, merged
 from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
 from jaxtwin.jaxmodel.cache import AttentionContext, Cache, causal_segment_mask
-from jaxtwin.jaxmodel.cap import CAPS
+from jaxtwin.jaxmodel.cap import Cap
 from jaxtwin.jaxmodel.norm import NORMS
 from jaxtwin.jaxmodel.position import POSITIONS, max_cacheable_len
 from jaxtwin.jaxmodel.probe import probe
+from jaxtwin.jaxmodel.skip import Skip
 from jaxtwin.jaxmodel.stack import LAYOUTS, REMATS
 
 
@@ -41,24 +43,8 @@ class Scale(nnx.Module):
         return x * jnp.array(self.scale, x.dtype)
 
 
-class NoScale(nnx.Module):
-    """x."""
-
-    def __init__(self, scale: None):
-        pass
-
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        return x
-
-
-SCALES = {float: Scale, type(None): NoScale}
-
-
 class TiedHead(nnx.Module):
     """Logits from the embedding's own table: one parameter, used twice."""
-
-    def __init__(self, make: Maker):
-        pass
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
         return matmul_flat(x, gathered(embed.weight).T)
@@ -72,9 +58,6 @@ class Head(nnx.Module):
 
     def __call__(self, x: Float[Array, "b t d"], embed: Embedding) -> Float[Array, "b t v"]:
         return matmul_flat(x, gathered(self.weight))
-
-
-HEADS = {True: TiedHead, False: Head}
 
 
 class Decoder(nnx.Module):
@@ -103,13 +86,13 @@ class Decoder(nnx.Module):
         make = make.child("decoder", d=spec.d, v=spec.vocab, m=spec.max_len)
         self.spec = spec
         self.embed = Embedding(make)
-        self.scale = SCALES[type(spec.embed_scale)](spec.embed_scale)
+        self.scale = Skip() if spec.embed_scale is None else Scale(spec.embed_scale)
         self.position = POSITIONS[type(spec.position)](spec.position, make)
         self.embed_norm = NORMS[type(spec.embed_norm)](spec.embed_norm, make)
         self.stack = LAYOUTS[layout](spec, make.child("layers"), remat)
         self.norm = NORMS[type(spec.norm)](spec.norm, make)
-        self.head = HEADS[spec.tied](make)
-        self.cap = CAPS[type(spec.cap)](spec.cap)
+        self.head = TiedHead() if spec.tied else Head(make)
+        self.cap = Skip() if spec.cap is None else Cap(spec.cap)
         self.max_cacheable_len = max_cacheable_len(block.attn.rope for block in spec.layers)
 
     def __call__(
@@ -126,13 +109,23 @@ class Decoder(nnx.Module):
         a length of 0 or over max_len, and, outside jit, an id outside the vocabulary or a position
         that is negative or beyond a learned table.
         """
+        return self.logits_and_aux(ids, positions=positions, segments=segments)[0]
+
+    def logits_and_aux(
+        self,
+        ids: Integer[Array | np.ndarray, "b t"],
+        *,
+        positions: Int[Array | np.ndarray, "b t"] | None = None,
+        segments: Int[Array | np.ndarray, "b t"] | None = None,
+    ) -> tuple[Float[Array, "b t v"], Aux]:
+        """The same, with the auxiliary losses and statistics of the layers (aux.py)."""
         ids = check_ids(ids, self.spec)
         b, t = ids.shape
         start = jnp.zeros((), jnp.int32)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(t), (b, t))
         else:
-            positions = check_beside("positions", positions, ids, (0, reach(self.spec)))
+            positions = check_beside("positions", positions, ids, (0, position_count(self.spec)))
         if segments is not None:
             segments = check_beside("segments", segments, ids, (-(2**31), 2**31))
         mask = causal_segment_mask(b, t, t, start, segments)
@@ -141,22 +134,22 @@ class Decoder(nnx.Module):
 
     def forward(
         self, ids: Integer[Array, "b t"], context: AttentionContext
-    ) -> Float[Array, "b t v"]:
+    ) -> tuple[Float[Array, "b t v"], Aux]:
         """The computation itself, without a cache."""
         x = probe(self.embed_tokens(ids, context), "embed")
-        x, _ = self.stack(x, context, None)
-        x = probe(self.norm(x), "norm")
-        return probe(constrain(self.unembed(x), "b t v"), "head")
+        x, _, auxes = self.stack(x, context, None)
+        logits = self.unembed(probe(self.norm(x), "norm"))
+        return probe(constrain(logits, "b t v"), "head"), merged(auxes)
 
     def embed_tokens(
         self, ids: Integer[Array, "b t"], context: AttentionContext
     ) -> Float[Array, "b t d"]:
-        """What the first layer is given."""
+        """The first layer's input: embedding, scale, positions and norm, where there are such."""
         x = self.position(self.scale(self.embed(ids)), context.positions)
         return constrain(self.embed_norm(x), "b t d")
 
     def unembed(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """The logits of what the last layer gave, normed."""
+        """The logits of the last layer's normed output."""
         return self.cap(self.head(x, self.embed))
 
     def start(self, batch: int, slots: int) -> Cache:
@@ -173,28 +166,34 @@ class Decoder(nnx.Module):
         return Cache(layers, jnp.zeros((), jnp.int32))
 
     def extend(self, ids: Integer[Array, "b t"], cache: Cache) -> tuple[Float[Array, "b v"], Cache]:
-        """Reads t more tokens after those in the cache; the logits after the last of them."""
+        """The logits after t more tokens than the cache holds, and the cache with them written in.
+
+        ValueError, outside jit, where they do not fit: a write past the end would be moved back
+        over the last tokens without a word.
+        """
         b, t = ids.shape
-        at = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))
         slots = jax.tree.leaves(cache.layers)[0].shape[-3]
+        check_room(cache.length, t, slots)
+        positions = jnp.broadcast_to(cache.length + jnp.arange(t), (b, t))
         keys = jnp.broadcast_to(jnp.arange(slots), (b, slots))
         mask = causal_segment_mask(b, t, slots, cache.length, None)
-        context = AttentionContext(at, keys, cache.length + t, cache.length, mask)
-        x, layers = self.stack(self.embed_tokens(ids, context), context, cache.layers)
+        context = AttentionContext(positions, keys, cache.length + t, cache.length, mask)
+        x, layers, _ = self.stack(self.embed_tokens(ids, context), context, cache.layers)
         return self.unembed(self.norm(x[:, -1:]))[:, 0], Cache(layers, cache.length + t)
 
     def logits_uncached(
         self, ids: Integer[Array, "b t"], length: Int[Array, ""]
     ) -> Float[Array, "b v"]:
-        """The logits after the first `length` ids, without a cache; what comes later is not seen.
+        """The logits after the first `length` ids, without a cache; later ids are not seen.
 
-        For texts past `steady` tokens, whose frequencies depend on their length.
+        For texts past `max_cacheable_len` tokens, whose frequencies depend on their length.
         """
         b, t = ids.shape
         start = jnp.zeros((), jnp.int32)
-        at = jnp.broadcast_to(jnp.arange(t), (b, t))
-        context = AttentionContext(at, at, length, start, causal_segment_mask(b, t, t, start, None))
-        x, _ = self.stack(self.embed_tokens(ids, context), context, None)
+        positions = jnp.broadcast_to(jnp.arange(t), (b, t))
+        mask = causal_segment_mask(b, t, t, start, None)
+        context = AttentionContext(positions, positions, length, start, mask)
+        x, _, _ = self.stack(self.embed_tokens(ids, context), context, None)
         last = jax.lax.dynamic_slice_in_dim(x, length - 1, 1, axis=1)
         return self.unembed(self.norm(last))[:, 0]
 
@@ -236,7 +235,7 @@ def check_ids(ids: Any, spec: specs.Model) -> Array:
     return jnp.asarray(ids)
 
 
-def reach(spec: specs.Model) -> int:
+def position_count(spec: specs.Model) -> int:
     """How many positions there are: as many as a table has rows, or any 32-bit number."""
     return spec.max_len if isinstance(spec.position, Learned) else 2**31
 
@@ -257,6 +256,15 @@ def check_beside(name: str, values: Any, ids: Array, bounds: tuple[int, int]) ->
             bad = low if low < bounds[0] else high
             raise ValueError(f"{name} must be in {bounds[0]} ... {bounds[1] - 1}, got {bad}")
     return jnp.asarray(values)
+
+
+def check_room(length: Array, more: int, slots: int) -> None:
+    """A ValueError where so many more tokens do not fit; inside jit the length is not known."""
+    if not isinstance(length, jax.core.Tracer) and int(length) + more > slots:
+        raise ValueError(
+            f"the cache has {slots} slots and holds {int(length)} tokens: {more} more do not fit; "
+            f"start one of at least {int(length) + more} slots"
+        )
 
 
 def abstract(

@@ -9,11 +9,17 @@ from jaxtyping import Array, Float
 
 from jaxtwin.configs.spec import LN, RMS
 from jaxtwin.jaxmodel.axes import Maker, gathered
-from jaxtwin.jaxmodel.bias import BIASES
+from jaxtwin.jaxmodel.bias import Bias
+from jaxtwin.jaxmodel.skip import Skip
 
-FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
-SCALES = {False: lambda w: w, True: lambda w: 1 + w}
-CASTS = {"before": lambda narrow, wide: narrow, "after": lambda narrow, wide: wide}
+
+def unit_offset(w: Array) -> Array:
+    """The scale of a norm that stores it less one."""
+    return 1 + w
+
+
+def as_stored(w: Array) -> Array:
+    return w
 
 
 def over(letters: str) -> tuple[int, ...]:
@@ -31,14 +37,14 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, spec: RMS, make: Maker, letters: str = "d"):
         self.eps = spec.eps
-        self.weight = make.full(letters, FIRST[spec.offset])
+        self.weight = make.full(letters, 0.0 if spec.offset else 1.0)
         self.axes = over(letters)
-        self.scale = SCALES[spec.offset]
-        self.cast = CASTS[spec.cast]
+        self.scale = unit_offset if spec.offset else as_stored
+        self.cast_before_scale = spec.cast == "before"
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        kept = self.cast(x.dtype, wide.dtype)
+        kept = x.dtype if self.cast_before_scale else wide.dtype
         mean = jnp.mean(jnp.square(wide), axis=self.axes, keepdims=True)
         unit = (wide * jax.lax.rsqrt(mean + self.eps)).astype(kept)
         scale = self.scale(gathered(self.weight).astype(kept))
@@ -54,7 +60,7 @@ class LayerNorm(nnx.Module):
     def __init__(self, spec: LN, make: Maker, letters: str = "d"):
         self.eps = spec.eps
         self.weight = make.full(letters, 1.0)
-        self.bias = BIASES[spec.bias](make, letters)
+        self.bias = Bias(make, letters) if spec.bias else Skip()
         self.axes = over(letters)
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
@@ -65,14 +71,4 @@ class LayerNorm(nnx.Module):
         return self.bias(unit * gathered(self.weight).astype(wide.dtype)).astype(x.dtype)
 
 
-class NoNorm(nnx.Module):
-    """An absent norm."""
-
-    def __init__(self, spec: None, make: Maker, letters: str = "d"):
-        pass
-
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        return x
-
-
-NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): NoNorm}
+NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): Skip}

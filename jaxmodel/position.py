@@ -25,6 +25,8 @@ from jaxtwin.configs.spec import (
 )
 from jaxtwin.jaxmodel.axes import Maker, gathered
 from jaxtwin.jaxmodel.cache import AttentionContext
+from jaxtwin.jaxmodel.probe import probe
+from jaxtwin.jaxmodel.skip import Skip
 
 # ---- added to the embedding ---------------------------------------------------------------------
 
@@ -56,22 +58,10 @@ class SinusoidalPositions(nnx.Module):
         return x + join_adjacent(jnp.sin(angle), jnp.cos(angle)).astype(x.dtype)
 
 
-class NothingAdded(nnx.Module):
-    """x."""
-
-    def __init__(self, spec: None, make: Maker):
-        pass
-
-    def __call__(
-        self, x: Float[Array, "b t d"], positions: Int[Array, "b t"]
-    ) -> Float[Array, "b t d"]:
-        return x
-
-
 POSITIONS = {
     Learned: LearnedPositions,
     Sinusoidal: SinusoidalPositions,
-    type(None): NothingAdded,
+    type(None): Skip,
 }
 
 # ---- turning queries and keys -------------------------------------------------------------------
@@ -159,18 +149,20 @@ class Rotary(nnx.Module):
         self.magnitude = getattr(spec.scaling, "magnitude", 1.0)
 
     def __call__(
-        self, x: Float[Array, "b t n h"], positions: Int[Array, "b t"], longest: Int[Array, ""]
+        self, x: Float[Array, "b t n h"], positions: Int[Array, "b t"], length: Int[Array, ""]
     ) -> Float[Array, "b t n h"]:
+        # Queries and keys turn alike: the first of the two calls shows the positions of both.
+        positions = probe(positions, "attn/positions", repeats=True)
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        angle = positions[..., None].astype(wide) * self.frequencies(longest, wide)
+        angle = positions[..., None].astype(wide) * self.frequencies(length, wide)
         cos = (jnp.cos(angle) * self.magnitude).astype(x.dtype)[:, :, None, :]
         sin = (jnp.sin(angle) * self.magnitude).astype(x.dtype)[:, :, None, :]
         first, second = self.split(x[..., : self.width])
         turned = self.join(first * cos - second * sin, first * sin + second * cos)
         return jnp.concatenate((turned, x[..., self.width :]), axis=-1)
 
-    def frequencies(self, longest: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
-        """One for each pair; `longest` is the number of positions, the greatest and one."""
+    def frequencies(self, length: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
+        """One for each pair; `length` is that of the text so far: its largest position + 1."""
         return jnp.array(self.frequency, wide)
 
 
@@ -182,8 +174,8 @@ class DynamicRotary(Rotary):
         scaling: Any = spec.scaling
         self.factor, self.original = scaling.factor, scaling.original
 
-    def frequencies(self, longest: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
-        beyond = jnp.maximum(longest - self.original, 0).astype(wide)
+    def frequencies(self, length: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
+        beyond = jnp.maximum(length - self.original, 0).astype(wide)
         grown = jnp.log1p(beyond * self.factor / self.original)
         pairs = np.arange(0, self.width, 2) / (self.width - 2)
         return jnp.array(self.frequency, wide) * jnp.exp(-jnp.array(pairs, wide) * grown)
@@ -199,9 +191,9 @@ class LongRotary(Rotary):
         short, long = np.array(scaling.short), np.array(scaling.long)
         self.late = tuple(np.array(self.frequency) * short / long)
 
-    def frequencies(self, longest: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
+    def frequencies(self, length: Int[Array, ""], wide: Any) -> Float[Array, " c"]:
         early, late = jnp.array(self.frequency, wide), jnp.array(self.late, wide)
-        return jnp.where(longest > self.original, late, early)
+        return jnp.where(length > self.original, late, early)
 
 
 # Those whose frequencies depend on how long the text is. A key's angle, and so all that follows
@@ -215,23 +207,11 @@ def max_cacheable_len(ropes: Iterable[Rope | None]) -> int:
     return min((x.original for x in scalings if type(x) in GROWING), default=2**31)
 
 
-class NoRotary(nnx.Module):
-    """x."""
-
-    def __init__(self, spec: None, width: int):
-        pass
-
-    def __call__(
-        self, x: Float[Array, "b t n h"], positions: Int[Array, "b t"], longest: Int[Array, ""]
-    ) -> Float[Array, "b t n h"]:
-        return x
-
-
 def rotary(spec: Rope, width: int) -> Rotary:
     return GROWING.get(type(spec.scaling), Rotary)(spec, width)
 
 
-ROTARIES: dict[type, Callable[..., Any]] = {Rope: rotary, type(None): NoRotary}
+ROTARIES: dict[type, Callable[..., Any]] = {Rope: rotary, type(None): Skip}
 
 # ---- added to the scores ------------------------------------------------------------------------
 
@@ -273,7 +253,7 @@ class AlibiBias(nnx.Module):
         self, scores: Float[Array, "b k g t s"], context: AttentionContext
     ) -> Float[Array, "b k g t s"]:
         slope = jnp.array(self.slopes, scores.dtype).reshape(*scores.shape[1:3], 1, 1)
-        distance = context.positions[:, :, None] - context.keys[:, None, :]
+        distance = context.positions[:, :, None] - context.key_positions[:, None, :]
         return scores - slope * distance[:, None, None].astype(scores.dtype)
 
 
@@ -287,22 +267,10 @@ class BucketBias(nnx.Module):
     def __call__(
         self, scores: Float[Array, "b k g t s"], context: AttentionContext
     ) -> Float[Array, "b k g t s"]:
-        distance = context.positions[:, :, None] - context.keys[:, None, :]
+        distance = context.positions[:, :, None] - context.key_positions[:, None, :]
         bucket = jnp.array(self.bucket)[jnp.clip(distance, 0, len(self.bucket) - 1)]
         bias = jnp.moveaxis(gathered(self.weight)[bucket], -1, 1)
         return scores + bias.reshape(-1, *scores.shape[1:]).astype(scores.dtype)
 
 
-class NoRelative(nnx.Module):
-    """scores."""
-
-    def __init__(self, spec: None, make: Maker, heads: int):
-        pass
-
-    def __call__(
-        self, scores: Float[Array, "b k g t s"], context: AttentionContext
-    ) -> Float[Array, "b k g t s"]:
-        return scores
-
-
-RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoRelative}
+RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): Skip}

@@ -1,9 +1,10 @@
-"""Looking inside a forward pass: named places where a value is seen, or another one put in.
+"""Probes: named places of a forward pass where a value is seen, or another one put in.
 
-`probe(x, "attn/q")` is the identity and leaves no trace in the program until somebody looks. Then
-the value goes out under its path, its cotangent comes back as the gradient of a seed that is never
-read, and either can be replaced by a given one. Replaced everywhere, every part works on somebody
-else's inputs, so what it adds of its own is seen apart from what it was handed.
+`probe(x, "attn/q")` is the identity and leaves no trace in the program unless a context is open.
+Then the value goes out under its path, its cotangent comes back as the gradient of a seed that is
+never read, and either can be replaced (activation patching). Patched everywhere with a reference's
+values, every part works on the reference's inputs, so its local error is seen apart from the error
+that it was handed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ class ProbeContext:
 
     def __init__(self, slots: Mapping[str, Slot], path: str = ""):
         self.slots, self.path = dict(slots), path
-        self.seen: dict[str, Array] = {}
+        self.values: dict[str, Array] = {}
 
 
-_context: ContextVar[ProbeContext | None] = ContextVar("looking", default=None)
+_context: ContextVar[ProbeContext | None] = ContextVar("probes", default=None)
 
 
 @contextlib.contextmanager
 def probing(slots: Mapping[str, Slot], path: str = "") -> Iterator[ProbeContext]:
-    """Within: the probes are on. Open it inside the function that is differentiated or jitted."""
+    """While open, the probes are on. Open it inside what is differentiated or jitted."""
     token = _context.set(ProbeContext(slots, path))
     try:
         yield _context.get()  # type: ignore[misc]
@@ -48,7 +49,7 @@ def probing(slots: Mapping[str, Slot], path: str = "") -> Iterator[ProbeContext]
 
 @contextlib.contextmanager
 def probe_scope(name: str | int) -> Iterator[None]:
-    """Within: paths go on with this name."""
+    """While open, the paths of probes go on with this name."""
     context = _context.get()
     if context is None:
         yield
@@ -60,15 +61,20 @@ def probe_scope(name: str | int) -> Iterator[None]:
         context.path = path
 
 
-def probe(x: Array, name: str) -> Array:
-    """x, seen under the name. ValueError where a name comes twice."""
+def probe(x: Array, name: str, repeats: bool = False) -> Array:
+    """x, seen under the name. ValueError where a name comes twice.
+
+    With `repeats` it may: a part that is called twice shows what the first call is handed.
+    """
     context = _context.get()
     if context is None:
         return x
     path = context.path + name
-    if path in context.seen:
+    if path in context.values:
+        if repeats:
+            return x
         raise ValueError(f"two probes are called {path!r}")
-    context.seen[path] = x
+    context.values[path] = x
     slot = context.slots.get(path)
     if slot is None:
         return x
@@ -87,9 +93,14 @@ def _tap_forward(x: Array, seed: Array, value: Array, cotangent: Array | None) -
 
 def _tap_backward(kept: Any, arrived: Array) -> tuple[Array, Array, Array, Array | None]:
     cotangent, value = kept
-    on = arrived if cotangent is None else cotangent.astype(arrived.dtype)
-    none = jax.numpy.zeros_like
-    return on, arrived, none(value), None if cotangent is None else none(cotangent)
+    passed_on = arrived if cotangent is None else cotangent.astype(arrived.dtype)
+    zeros_like = jax.numpy.zeros_like
+    return (
+        passed_on,
+        arrived,
+        zeros_like(value),
+        None if cotangent is None else zeros_like(cotangent),
+    )
 
 
 _tap.defvjp(_tap_forward, _tap_backward)
@@ -111,9 +122,9 @@ def run_with_probes(
         layer, slots = both
         with probing(slots, context.path) as inner:
             x, out = body(x, layer)
-        return x, (out, inner.seen)
+        return x, (out, inner.values)
 
     mine = {path: slot for path, slot in context.slots.items() if path.startswith(context.path)}
-    x, (out, seen) = run(probed, x, (layers, mine))
-    context.seen.update(seen)
+    x, (out, values) = run(probed, x, (layers, mine))
+    context.values.update(values)
     return x, out

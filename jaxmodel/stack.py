@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxtwin.configs import spec as specs
+from jaxtwin.jaxmodel.aux import Aux
 from jaxtwin.jaxmodel.axes import Maker
 from jaxtwin.jaxmodel.block import BLOCKS
 from jaxtwin.jaxmodel.cache import KV, AttentionContext
@@ -35,6 +36,11 @@ def empty(attn: specs.GQA, batch: int, slots: int, dtype: Any, stacked: tuple[in
     return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
+def unstacked(auxes: list[Aux], repeats: int) -> list[Aux]:
+    """What each layer of a run says, from what a scan stacks for each block of the pattern."""
+    return [jax.tree.map(lambda x, i=i: x[i], aux) for i in range(repeats) for aux in auxes]
+
+
 class Scanned(nnx.Module):
     """Each run is one scan over its repeats; the pattern's blocks stand in the scan's body."""
 
@@ -49,6 +55,7 @@ class Scanned(nnx.Module):
             runs.append(nnx.List(blocks))
             first += period * run.repeats
         self.runs = nnx.List(runs)
+        self.repeats = tuple(run.repeats for run in spec.runs)
         self.remat = REMATS[remat]
 
     @staticmethod
@@ -63,26 +70,28 @@ class Scanned(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "b t d"], context: AttentionContext, cache: Any
-    ) -> tuple[Float[Array, "b t d"], Any]:
+    ) -> tuple[Float[Array, "b t d"], Any, list[Aux]]:
         def body(x: Array, layer: Any) -> tuple[Array, Any]:
             blocks, kvs = layer
-            new = []
+            new, auxes = [], []
             for at, (block, kv) in enumerate(zip(blocks, kvs, strict=True)):
                 with probe_scope(at):
-                    x, kv = block(x, context, kv)
+                    x, kv, aux = block(x, context, kv)
                 new.append(kv)
-            return x, new
+                auxes.append(aux)
+            return x, (new, auxes)
 
         def scan(body: Callable, x: Array, layers: Any) -> tuple[Array, Any]:
             return jax.lax.scan(self.remat(body), x, layers)
 
         cache = cache or [[None] * len(run) for run in self.runs]
-        caches = []
+        caches, auxes = [], []
         for r, (run, kvs) in enumerate(zip(self.runs, cache, strict=True)):
             with probe_scope(f"stack/runs/{r}"):
-                x, new = run_with_probes(scan, body, x, (list(run), kvs))
+                x, (new, stacked) = run_with_probes(scan, body, x, (list(run), kvs))
             caches.append(new)
-        return x, caches
+            auxes += unstacked(stacked, self.repeats[r])
+        return x, caches, auxes
 
     @staticmethod
     def cache(spec: specs.Model, batch: int, slots: int, dtype: Any) -> Any:
@@ -103,21 +112,23 @@ class Unrolled(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "b t d"], context: AttentionContext, cache: Any
-    ) -> tuple[Float[Array, "b t d"], Any]:
+    ) -> tuple[Float[Array, "b t d"], Any, list[Aux]]:
         def body(x: Array, layer: Any) -> tuple[Array, Any]:
             block, kv = layer
-            return block(x, context, kv)
+            x, kv, aux = block(x, context, kv)
+            return x, (kv, aux)
 
         def once(body: Callable, x: Array, layer: Any) -> tuple[Array, Any]:
             return self.remat(body)(x, layer)
 
-        caches = []
+        caches, auxes = [], []
         cache = cache or [None] * len(self.layers)
         for i, layer in enumerate(zip(self.layers, cache, strict=True)):
             with probe_scope(f"stack/layers/{i}"):
-                x, kv = run_with_probes(once, body, x, layer)
+                x, (kv, aux) = run_with_probes(once, body, x, layer)
             caches.append(kv)
-        return x, caches
+            auxes.append(aux)
+        return x, caches, auxes
 
     @staticmethod
     def cache(spec: specs.Model, batch: int, slots: int, dtype: Any) -> Any:

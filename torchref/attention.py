@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import GQA, QKNorm
-from jaxtwin.torchref.cap import CAPS
+from jaxtwin.torchref.cap import Cap
 from jaxtwin.torchref.norm import NORMS
 from jaxtwin.torchref.position import RELATIVES, ROTARIES
+from jaxtwin.torchref.skip import Skip
 
 
 class NormedHeads(nn.Module):
@@ -26,21 +27,11 @@ class NormedHeads(nn.Module):
         return self.norm(x.reshape(b, t, -1, self.size)).view(x.shape)
 
 
-class PlainHeads(nn.Module):
-    """x."""
-
-    def __init__(self, spec: None, heads: int, width: int):
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, "b t n h"]) -> Float[Tensor, "b t n h"]:
-        return x
-
-
-HEADS = {QKNorm: NormedHeads, type(None): PlainHeads}
+QK_NORMS = {QKNorm: NormedHeads, type(None): Skip}
 
 
 class Window(nn.Module):
-    """Only the last `size` tokens, the one that looks among them."""
+    """Sliding window: query t sees keys t - size + 1 ... t."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -48,24 +39,19 @@ class Window(nn.Module):
 
     def forward(self, mask: Bool[Tensor, "b t s"]) -> Bool[Tensor, "b t s"]:
         t, s = mask.shape[1:]
-        # Tokens that look are the last t of the s there are.
-        distance = torch.arange(s - t, s, device=mask.device)[:, None] - torch.arange(
-            s, device=mask.device
-        )
-        return mask & (distance < self.size)
+        keys = torch.arange(s, device=mask.device)
+        queries = keys[s - t :]  # the last t of the s tokens
+        return mask & (queries[:, None] - keys < self.size)
 
 
-class NoWindow(nn.Module):
-    """All that the mask lets through."""
+class Softmax(nn.Module):
+    """Attention weights from scores, over the keys."""
 
-    def __init__(self, size: None):
-        super().__init__()
+    def forward(self, scores: Float[Tensor, "b n t s"]) -> Float[Tensor, "b n t s"]:
+        return self.normalize(scores)
 
-    def forward(self, mask: Bool[Tensor, "b t s"]) -> Bool[Tensor, "b t s"]:
-        return mask
-
-
-WINDOWS = {int: Window, type(None): NoWindow}
+    def normalize(self, scores: Float[Tensor, "b n t s"]) -> Float[Tensor, "b n t s"]:
+        return scores.softmax(dim=-1)
 
 
 class Attention(nn.Module):
@@ -80,12 +66,13 @@ class Attention(nn.Module):
         self.k = nn.Linear(model.d, spec.kv * spec.width, bias=spec.bias)
         self.v = nn.Linear(model.d, spec.kv * spec.width, bias=spec.bias)
         self.o = nn.Linear(spec.heads * spec.width, model.d, bias=spec.out_bias)
-        self.q_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, spec.heads, spec.width)
-        self.k_norm = HEADS[type(spec.qk_norm)](spec.qk_norm, spec.kv, spec.width)
+        self.q_norm = QK_NORMS[type(spec.qk_norm)](spec.qk_norm, spec.heads, spec.width)
+        self.k_norm = QK_NORMS[type(spec.qk_norm)](spec.qk_norm, spec.kv, spec.width)
         self.rotate = ROTARIES[type(spec.rope)](spec.rope, spec.width)
         self.relative = RELATIVES[type(spec.relative)](spec.relative, spec.heads)
-        self.cap = CAPS[type(spec.cap)](spec.cap)
-        self.window = WINDOWS[type(spec.window)](spec.window)
+        self.cap = Skip() if spec.cap is None else Cap(spec.cap)
+        self.window = Skip() if spec.window is None else Window(spec.window)
+        self.softmax = Softmax()
         self.heads, self.kv, self.width = spec.heads, spec.kv, spec.width
         self.scale = spec.scale or spec.width**-0.5
 
@@ -117,17 +104,24 @@ class Attention(nn.Module):
         keys: Int[Tensor, "b s"],
         mask: Bool[Tensor, "b t s"],
     ) -> Float[Tensor, "b t d"]:
-        """What the queries find; `positions` are theirs, and `keys` those of what they look at."""
+        """What the queries find; `positions` are theirs, `keys` those of the keys."""
         b, t, _, _ = q.shape
-        k = k.repeat_interleave(self.heads // self.kv, dim=2)
-        v = v.repeat_interleave(self.heads // self.kv, dim=2)
         wide = torch.promote_types(q.dtype, torch.float32)
-        scores = self.cap(torch.einsum("btnh,bsnh->bnts", q, k).to(wide) * self.scale)
-        scores = self.relative(scores, positions, keys)
-        scores = scores.masked_fill(~self.window(mask)[:, None], torch.finfo(wide).min)
-        weights = scores.softmax(dim=-1).to(q.dtype)
-        mixed = torch.einsum("bnts,bsnh->btnh", weights, v)
+        scores = torch.einsum("btnh,bsnh->bnts", q, self.repeat(k)).to(wide) * self.scale
+        scores = self.relative(self.cap(scores), positions, keys)
+        weights = self.softmax(self.hide(scores, self.window(mask))).to(q.dtype)
+        mixed = torch.einsum("bnts,bsnh->btnh", weights, self.repeat(v))
         return self.o(mixed.reshape(b, t, self.heads * self.width))
+
+    def repeat(self, x: Float[Tensor, "b s k h"]) -> Float[Tensor, "b s n h"]:
+        """Each K/V head once for every query head that it serves: 0 0 1 1."""
+        return x.repeat_interleave(self.heads // self.kv, dim=2)
+
+    def hide(
+        self, scores: Float[Tensor, "b n t s"], mask: Bool[Tensor, "b t s"]
+    ) -> Float[Tensor, "b n t s"]:
+        """The scores, and the lowest number where the mask is off."""
+        return scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
 
 
 ATTENTIONS = {GQA: Attention}

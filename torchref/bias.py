@@ -1,4 +1,4 @@
-"""Biases: one value for each output, or none."""
+"""Biases: one value for each output."""
 
 from __future__ import annotations
 
@@ -16,16 +16,3 @@ class Bias(nn.Module):
 
     def forward(self, x: Float[Tensor, ...]) -> Float[Tensor, ...]:
         return x + self.weight.to(x.dtype)
-
-
-class NoBias(nn.Module):
-    """x."""
-
-    def __init__(self, size: int):
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, ...]) -> Float[Tensor, ...]:
-        return x
-
-
-BIASES = {True: Bias, False: NoBias}

@@ -1,4 +1,4 @@
-"""One layer: the residual wiring, in plain sight."""
+"""One layer: the residual wiring, in plain sight (declared as data in configs/dataflow.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.torchref.attention import ATTENTIONS
+from jaxtwin.torchref.aux import Aux
 from jaxtwin.torchref.ffn import FFNS
 from jaxtwin.torchref.norm import NORMS
 
@@ -28,10 +29,11 @@ class Block(nn.Module):
         x: Float[Tensor, "b t d"],
         positions: Int[Tensor, "b t"],
         mask: Bool[Tensor, "b t s"],
-    ) -> Float[Tensor, "b t d"]:
+    ) -> tuple[Float[Tensor, "b t d"], Aux]:
         x = x + self.post_attn(self.attn(self.pre_attn(x), positions, mask))
-        x = x + self.post_ffn(self.ffn(self.pre_ffn(x)))
-        return x
+        fed, aux = self.ffn(self.pre_ffn(x))
+        x = x + self.post_ffn(fed)
+        return x, aux
 
 
 class PostBlock(nn.Module):
@@ -50,10 +52,11 @@ class PostBlock(nn.Module):
         x: Float[Tensor, "b t d"],
         positions: Int[Tensor, "b t"],
         mask: Bool[Tensor, "b t s"],
-    ) -> Float[Tensor, "b t d"]:
+    ) -> tuple[Float[Tensor, "b t d"], Aux]:
         x = self.post_attn(self.alpha * x + self.attn(x, positions, mask))
-        x = self.post_ffn(self.alpha * x + self.ffn(x))
-        return x
+        fed, aux = self.ffn(x)
+        x = self.post_ffn(self.alpha * x + fed)
+        return x, aux
 
 
 BLOCKS = {specs.Block: Block, specs.PostBlock: PostBlock}

@@ -16,16 +16,3 @@ class Cap(nn.Module):
 
     def forward(self, x: Float[Tensor, ...]) -> Float[Tensor, ...]:
         return torch.tanh(x / self.cap) * self.cap
-
-
-class NoCap(nn.Module):
-    """x."""
-
-    def __init__(self, cap: None):
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, ...]) -> Float[Tensor, ...]:
-        return x
-
-
-CAPS = {float: Cap, type(None): NoCap}

@@ -1,4 +1,4 @@
-"""Feed-forward parts."""
+"""Feed-forward parts. Each returns its output and what it says beside (aux.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import Glu, Mlp
+from jaxtwin.torchref.aux import NO_AUX, Aux
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -30,8 +31,8 @@ class GatedFFN(nn.Module):
         self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
         self.act = ACTIVATIONS[spec.act]
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        return self.down(self.act(self.gate(x)) * self.up(x))
+    def forward(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], Aux]:
+        return self.down(self.act(self.gate(x)) * self.up(x)), NO_AUX
 
 
 class PlainFFN(nn.Module):
@@ -43,8 +44,8 @@ class PlainFFN(nn.Module):
         self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
         self.act = ACTIVATIONS[spec.act]
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        return self.down(self.act(self.up(x)))
+    def forward(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], Aux]:
+        return self.down(self.act(self.up(x))), NO_AUX
 
 
 FFNS = {Glu: GatedFFN, Mlp: PlainFFN}

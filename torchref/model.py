@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import Learned
+from jaxtwin.torchref.aux import Aux, merged
 from jaxtwin.torchref.block import BLOCKS
-from jaxtwin.torchref.cap import CAPS
+from jaxtwin.torchref.cap import Cap
 from jaxtwin.torchref.norm import NORMS
 from jaxtwin.torchref.position import POSITIONS
+from jaxtwin.torchref.skip import Skip
 
 
 class Embedding(nn.Module):
@@ -38,24 +40,8 @@ class Scale(nn.Module):
         return x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
 
 
-class NoScale(nn.Module):
-    """x."""
-
-    def __init__(self, scale: None):
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
-        return x
-
-
-SCALES = {float: Scale, type(None): NoScale}
-
-
 class TiedHead(nn.Module):
     """Logits from the embedding's own table: one parameter, used twice."""
-
-    def __init__(self, model: specs.Model):
-        super().__init__()
 
     def forward(self, x: Float[Tensor, "b t d"], embed: Embedding) -> Float[Tensor, "b t v"]:
         return x @ embed.weight.T
@@ -72,9 +58,6 @@ class Head(nn.Module):
         return x @ self.weight.T
 
 
-HEADS = {True: TiedHead, False: Head}
-
-
 class Decoder(nn.Module):
     """A decoder-only language model: the plain reference.
 
@@ -86,13 +69,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed = Embedding(spec)
-        self.scale = SCALES[type(spec.embed_scale)](spec.embed_scale)
+        self.scale = Skip() if spec.embed_scale is None else Scale(spec.embed_scale)
         self.position = POSITIONS[type(spec.position)](spec.position, spec)
         self.embed_norm = NORMS[type(spec.embed_norm)](spec.embed_norm, spec.d)
         self.layers = nn.ModuleList([BLOCKS[type(block)](block, spec) for block in spec.layers])
         self.norm = NORMS[type(spec.norm)](spec.norm, spec.d)
-        self.head = HEADS[spec.tied](spec)
-        self.cap = CAPS[type(spec.cap)](spec.cap)
+        self.head = TiedHead() if spec.tied else Head(spec)
+        self.cap = Skip() if spec.cap is None else Cap(spec.cap)
         self.reset(seed)
 
     @torch.no_grad()
@@ -124,30 +107,42 @@ class Decoder(nn.Module):
         a length of 0 or over max_len, an id outside the vocabulary, or a position that is negative
         or beyond a learned table.
         """
+        return self.logits_and_aux(ids, positions=positions, segments=segments)[0]
+
+    def logits_and_aux(
+        self,
+        ids: Integer[Tensor, "b t"],
+        *,
+        positions: Int[Tensor, "b t"] | None = None,
+        segments: Int[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t v"], Aux]:
+        """The same, with the auxiliary losses and statistics of the layers (aux.py)."""
         check_ids(ids, self.spec)
         b, t = ids.shape
         if positions is None:
             positions = torch.arange(t, device=ids.device).expand(b, t)
         else:
-            check_beside("positions", positions, ids, (0, reach(self.spec)))
+            check_beside("positions", positions, ids, (0, position_count(self.spec)))
         if segments is not None:
             check_beside("segments", segments, ids, (-(2**31), 2**31))
         mask = torch.ones(t, t, dtype=torch.bool, device=ids.device).tril().expand(b, t, t)
         if segments is not None:
             mask = mask & (segments[:, :, None] == segments[:, None, :])
         x = self.embed_tokens(ids, positions)
+        auxes = []
         for layer in self.layers:
-            x = layer(x, positions, mask)
-        return self.unembed(self.norm(x))
+            x, aux = layer(x, positions, mask)
+            auxes.append(aux)
+        return self.unembed(self.norm(x)), merged(auxes)
 
     def embed_tokens(
         self, ids: Integer[Tensor, "b t"], positions: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t d"]:
-        """What the first layer is given."""
+        """The first layer's input: embedding, scale, positions and norm, where there are such."""
         return self.embed_norm(self.position(self.scale(self.embed(ids)), positions))
 
     def unembed(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
-        """The logits of what the last layer gave, normed."""
+        """The logits of the last layer's normed output."""
         return self.cap(self.head(x, self.embed))
 
 
@@ -171,7 +166,7 @@ def check_ids(ids: Tensor, spec: specs.Model) -> None:
         raise ValueError(f"ids must be in 0 ... {spec.vocab - 1}, got {bad}")
 
 
-def reach(spec: specs.Model) -> int:
+def position_count(spec: specs.Model) -> int:
     """How many positions there are: as many as a table has rows, or any 32-bit number."""
     return spec.max_len if isinstance(spec.position, Learned) else 2**31
 

@@ -7,11 +7,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from jaxtwin.configs.spec import LN, RMS
-from jaxtwin.torchref.bias import BIASES
+from jaxtwin.torchref.bias import Bias
+from jaxtwin.torchref.skip import Skip
 
-FIRST = {False: 1.0, True: 0.0}  # by offset: the weight at which the scale is 1
-SCALES = {False: lambda w: w, True: lambda w: 1 + w}
-CASTS = {"before": lambda narrow, wide: narrow, "after": lambda narrow, wide: wide}
+
+def unit_offset(w: Tensor) -> Tensor:
+    """The scale of a norm that stores it less one."""
+    return 1 + w
+
+
+def as_stored(w: Tensor) -> Tensor:
+    return w
 
 
 class RMSNorm(nn.Module):
@@ -25,13 +31,13 @@ class RMSNorm(nn.Module):
     def __init__(self, spec: RMS, size: int):
         super().__init__()
         self.eps = spec.eps
-        self.weight = nn.Parameter(torch.full((size,), FIRST[spec.offset]))
-        self.scale = SCALES[spec.offset]
-        self.cast = CASTS[spec.cast]
+        self.weight = nn.Parameter(torch.full((size,), 0.0 if spec.offset else 1.0))
+        self.scale = unit_offset if spec.offset else as_stored
+        self.cast_before_scale = spec.cast == "before"
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        kept = self.cast(x.dtype, wide.dtype)
+        kept = x.dtype if self.cast_before_scale else wide.dtype
         mean = wide.square().mean(dim=-1, keepdim=True)
         unit = (wide * torch.rsqrt(mean + self.eps)).to(kept)
         return (unit * self.scale(self.weight.to(kept))).to(x.dtype)
@@ -44,7 +50,7 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self.weight = nn.Parameter(torch.ones(size))
-        self.bias = BIASES[spec.bias](size)
+        self.bias = Bias(size) if spec.bias else Skip()
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -54,14 +60,4 @@ class LayerNorm(nn.Module):
         return self.bias(unit * self.weight.to(wide.dtype)).to(x.dtype)
 
 
-class NoNorm(nn.Module):
-    """An absent norm."""
-
-    def __init__(self, spec: None, size: int):
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return x
-
-
-NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): NoNorm}
+NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): Skip}

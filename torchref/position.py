@@ -24,6 +24,7 @@ from jaxtwin.configs.spec import (
     T5Bias,
     Yarn,
 )
+from jaxtwin.torchref.skip import Skip
 
 # ---- added to the embedding ---------------------------------------------------------------------
 
@@ -57,22 +58,10 @@ class SinusoidalPositions(nn.Module):
         return x + join_adjacent(angle.sin(), angle.cos()).to(x.dtype)
 
 
-class NothingAdded(nn.Module):
-    """x."""
-
-    def __init__(self, spec: None, model: specs.Model):
-        super().__init__()
-
-    def forward(
-        self, x: Float[Tensor, "b t d"], positions: Int[Tensor, "b t"]
-    ) -> Float[Tensor, "b t d"]:
-        return x
-
-
 POSITIONS = {
     Learned: LearnedPositions,
     Sinusoidal: SinusoidalPositions,
-    type(None): NothingAdded,
+    type(None): Skip,
 }
 
 # ---- turning queries and keys -------------------------------------------------------------------
@@ -97,27 +86,27 @@ def join_half(x: Tensor, y: Tensor) -> Tensor:
 PAIRS = {"adjacent": (split_adjacent, join_adjacent), "half": (split_half, join_half)}
 
 
-def unscaled(spec: None, base: float, plain: list[float], longest: int) -> list[float]:
+def unscaled(spec: None, base: float, plain: list[float], length: int) -> list[float]:
     """The frequency of every pair: base^(-2p/h).
 
-    A scaling makes others of them. `longest` is the number of positions, the greatest and one.
+    A scaling makes others of them. `length` is that of the text so far: its largest position + 1.
     """
     return plain
 
 
-def linear(spec: Linear, base: float, plain: list[float], longest: int) -> list[float]:
+def linear(spec: Linear, base: float, plain: list[float], length: int) -> list[float]:
     return [f / spec.factor for f in plain]
 
 
-def dynamic_ntk(spec: DynamicNTK, base: float, plain: list[float], longest: int) -> list[float]:
+def dynamic_ntk(spec: DynamicNTK, base: float, plain: list[float], length: int) -> list[float]:
     width = 2 * len(plain)
-    length = max(longest, spec.original)
+    length = max(length, spec.original)
     grown = spec.factor * length / spec.original - (spec.factor - 1)
     base = base * grown ** (width / (width - 2))
     return [base ** (-i / width) for i in range(0, width, 2)]
 
 
-def yarn(spec: Yarn, base: float, plain: list[float], longest: int) -> list[float]:
+def yarn(spec: Yarn, base: float, plain: list[float], length: int) -> list[float]:
     pairs = len(plain)
 
     def pair(turns: float) -> float:
@@ -133,7 +122,7 @@ def yarn(spec: Yarn, base: float, plain: list[float], longest: int) -> list[floa
     return [f / spec.factor * s + f * (1 - s) for f, s in zip(plain, slow, strict=True)]
 
 
-def llama3(spec: Llama3, base: float, plain: list[float], longest: int) -> list[float]:
+def llama3(spec: Llama3, base: float, plain: list[float], length: int) -> list[float]:
     def one(f: float) -> float:
         turns = spec.original * f / (2 * math.pi)  # in the original length
         if turns < spec.low:
@@ -146,8 +135,8 @@ def llama3(spec: Llama3, base: float, plain: list[float], longest: int) -> list[
     return [one(f) for f in plain]
 
 
-def longrope(spec: LongRope, base: float, plain: list[float], longest: int) -> list[float]:
-    factors = spec.long if longest > spec.original else spec.short
+def longrope(spec: LongRope, base: float, plain: list[float], length: int) -> list[float]:
+    factors = spec.long if length > spec.original else spec.short
     return [f / factor for f, factor in zip(plain, factors, strict=True)]
 
 
@@ -181,8 +170,8 @@ class Rotary(nn.Module):
         self, x: Float[Tensor, "b t n h"], positions: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t n h"]:
         wide = torch.promote_types(x.dtype, torch.float32)
-        longest = int(positions.max()) + 1
-        frequency = torch.tensor(self.frequency(longest), dtype=wide, device=x.device)
+        length = int(positions.max()) + 1
+        frequency = torch.tensor(self.frequency(length), dtype=wide, device=x.device)
         angle = positions[..., None].to(wide) * frequency
         cos = (angle.cos() * self.magnitude).to(x.dtype)[:, :, None, :]
         sin = (angle.sin() * self.magnitude).to(x.dtype)[:, :, None, :]
@@ -191,19 +180,7 @@ class Rotary(nn.Module):
         return torch.cat((turned, x[..., self.width :]), dim=-1)
 
 
-class NoRotary(nn.Module):
-    """x."""
-
-    def __init__(self, spec: None, width: int):
-        super().__init__()
-
-    def forward(
-        self, x: Float[Tensor, "b t n h"], positions: Int[Tensor, "b t"]
-    ) -> Float[Tensor, "b t n h"]:
-        return x
-
-
-ROTARIES = {Rope: Rotary, type(None): NoRotary}
+ROTARIES = {Rope: Rotary, type(None): Skip}
 
 # ---- added to the scores ------------------------------------------------------------------------
 
@@ -272,19 +249,4 @@ class BucketBias(nn.Module):
         return scores + self.weight[bucket[distance]].permute(0, 3, 1, 2).to(scores.dtype)
 
 
-class NoRelative(nn.Module):
-    """scores."""
-
-    def __init__(self, spec: None, heads: int):
-        super().__init__()
-
-    def forward(
-        self,
-        scores: Float[Tensor, "b n t s"],
-        positions: Int[Tensor, "b t"],
-        keys: Int[Tensor, "b s"],
-    ) -> Float[Tensor, "b n t s"]:
-        return scores
-
-
-RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): NoRelative}
+RELATIVES = {Alibi: AlibiBias, T5Bias: BucketBias, type(None): Skip}

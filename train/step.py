@@ -162,8 +162,13 @@ def gradients(plan: Plan, params: Params, batch: Batch) -> tuple[Float[Array, ""
         model = axes.with_arrays(
             plan.model, {path: x.astype(plan.compute) for path, x in params.items()}
         )
-        logits = model(rows.ids, positions=rows.positions, segments=rows.segments)
-        return loss.mean(logits, rows.labels, count)
+        logits, aux = model.logits_and_aux(
+            rows.ids, positions=rows.positions, segments=rows.segments
+        )
+        total = loss.mean(logits, rows.labels, count)
+        for auxiliary in aux.losses.values():  # each the mean of its rows
+            total = total + auxiliary / plan.run.accumulate
+        return total
 
     k = plan.run.accumulate
     if k == 1:

@@ -1,18 +1,19 @@
 """The settings of a decoder's two mirrors on one input: flags, masks, positions and scalars.
 
-Masks and positions are those that the first layer's attention is really given, and scalars are
+Masks and positions are those that the first layer's attention really gets, and scalars are
 those of the built modules: neither is taken from the spec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from jaxtwin.configs.dataflow import NORM_PARTS
 from jaxtwin.parity.report import results
 from jaxtwin.parity.report.results import Difference, Report
 from jaxtwin.parity.sides import settings
@@ -20,17 +21,16 @@ from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.probes import layer, part
 from jaxtwin.parity.sides.settings import Calls, Snapshot
 
-NORMS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn")
-Given = dict[str, np.ndarray]  # "mask" (b t s) and "positions" (b t)
+Attended = dict[str, np.ndarray]  # "mask" (b t s) and "positions" (b t)
 
 
 @dataclass
 class Sides:
     """Collects both sides' settings, dtype by dtype, and tells a report what differs."""
 
-    given: Inputs
+    inputs: Inputs
     report: Report
-    seen: dict[tuple[str, str], tuple[Snapshot, Given, dict[str, Any]]] = field(
+    seen: dict[tuple[str, str], tuple[Snapshot, Attended, dict[str, Any]]] = field(
         default_factory=dict
     )
 
@@ -41,7 +41,7 @@ class Sides:
             if ("torch", dtype) in self.seen:  # the same again, with its weights in another order
                 return
             with Calls() as calls:
-                attended = torch_attended(model, self.given)
+                attended = torch_attended(model, self.inputs)
             snapshot = settings.torch_side(model, calls)
             self._keep("torch", dtype, snapshot, attended, torch_scalars(model))
 
@@ -51,13 +51,13 @@ class Sides:
         from jaxtwin.jaxmodel import axes
 
         def apply() -> Any:
-            g = self.given
+            g = self.inputs
             return model(g.ids, positions=g.positions, segments=g.segments)
 
         snapshot = settings.jax_side(axes.arrays(model).values(), apply, model)
         # What is attended to is the same in every dtype, and to run it is the slow part.
         first = not any(side == "jax" for side, _ in self.seen)
-        attended = jax_attended(model, self.given) if first else {}
+        attended = jax_attended(model, self.inputs) if first else {}
         self._keep("jax", dtype, snapshot, attended, jax_scalars(model))
 
     def witness(self, dtype: str, run: Any) -> None:
@@ -67,7 +67,7 @@ class Sides:
             kept.setdefault(dtype, {})["transformers"] = found
 
     def _keep(
-        self, side: str, dtype: str, snapshot: Snapshot, attended: Given, scalars: dict[str, Any]
+        self, side: str, dtype: str, snapshot: Snapshot, attended: Attended, scalars: dict[str, Any]
     ) -> None:
         self.seen[side, dtype] = (snapshot, attended, scalars)
         shown = {**snapshot, "scalars": _short(scalars)}
@@ -97,11 +97,11 @@ class Stop(Exception):
     """Raised inside a forward pass that has shown what was asked."""
 
 
-def torch_attended(model: Any, given: Inputs) -> Given:
-    """What torchref's first attention is given; that attention is run, and nothing after it."""
+def torch_attended(model: Any, inputs: Inputs) -> Attended:
+    """What torchref's first attention gets; that attention is run, and nothing after it."""
     import torch
 
-    caught: Given = {}
+    caught: Attended = {}
     attn = model.layers[0].attn
 
     def attention(module: Any, args: Any) -> None:
@@ -119,7 +119,7 @@ def torch_attended(model: Any, given: Inputs) -> Given:
         attn.register_forward_hook(stop),
     ]
     ids, positions, segments = (
-        torch.from_numpy(x) for x in (given.ids, given.positions, given.segments)
+        torch.from_numpy(x) for x in (inputs.ids, inputs.positions, inputs.segments)
     )
     try:
         with torch.no_grad(), suppress(Stop):
@@ -130,62 +130,29 @@ def torch_attended(model: Any, given: Inputs) -> Given:
     return caught
 
 
-def jax_attended(model: Any, given: Inputs) -> Given:
-    """The same of jaxmodel, run operation by operation as far as its first rotation."""
+def jax_attended(model: Any, inputs: Inputs) -> Attended:
+    """The same of jaxmodel, as its first layer's probes show it."""
     import jax
 
-    from jaxtwin.jaxmodel.attention import ATTENTIONS
-    from jaxtwin.jaxmodel.position import NoRotary, Rotary
+    from jaxtwin.jaxmodel.probe import probing
 
-    caught: dict[str, Any] = {}
+    @jax.jit
+    def first_layer(model: Any) -> dict[str, Any]:
+        with probing({}) as probes:
+            model(inputs.ids, positions=inputs.positions, segments=inputs.segments)
+        out: dict[str, Any] = {}
+        for name in ("mask", "positions"):
+            paths = [path for path in probes.values if path.endswith(f"attn/{name}")]
+            if paths:
+                x = probes.values[paths[0]]
+                stacked = paths[0].startswith("stack/runs/")
+                out[name] = x[0] if stacked else x
+        return out
 
-    def attention(original: Any) -> Any:
-        def call(self: Any, x: Any, seen: Any, kv: Any) -> Any:
-            caught.setdefault("mask", seen.mask)
-            return original(self, x, seen, kv)
-
-        return call
-
-    def rotation(original: Any) -> Any:
-        def call(self: Any, x: Any, positions: Any, longest: Any) -> Any:
-            caught.setdefault("positions", positions)
-            raise Stop
-
-        return call
-
-    # A faulty module hands its own class what it has changed: so the classes are watched.
-    watched: dict[Any, Any] = dict.fromkeys(ATTENTIONS.values(), attention)
-    watched |= dict.fromkeys((Rotary, NoRotary), rotation)
-    with _watching(watched), _without_remat(model.stack), jax.disable_jit(), suppress(Stop):
-        model(given.ids, positions=given.positions, segments=given.segments)
-    # A stack of another kind may trace its layers, and a traced value cannot be read.
-    return {n: np.asarray(x) for n, x in caught.items() if not isinstance(x, jax.core.Tracer)}
+    return {name: np.asarray(x) for name, x in first_layer(model).items()}
 
 
-@contextmanager
-def _watching(classes: dict[Any, Any]) -> Iterator[None]:
-    before = {cls: cls.__call__ for cls in classes}
-    try:
-        for cls, watch in classes.items():
-            cls.__call__ = watch(before[cls])
-        yield
-    finally:
-        for cls, call in before.items():
-            cls.__call__ = call
-
-
-@contextmanager
-def _without_remat(stack: Any) -> Iterator[None]:
-    from jaxtwin.jaxmodel.stack import REMATS
-
-    before, stack.remat = stack.remat, REMATS["none"]
-    try:
-        yield
-    finally:
-        stack.remat = before
-
-
-def _attended(torch: Given, jax: Given) -> Iterator[Difference]:
+def _attended(torch: Attended, jax: Attended) -> Iterator[Difference]:
     words = {"mask": ("attention mask", "pairs"), "positions": ("rotary positions", "positions")}
     for name, (what, unit) in words.items():
         if name not in torch or name not in jax:
@@ -202,7 +169,7 @@ def _attended(torch: Given, jax: Given) -> Iterator[Difference]:
             one, other = (f"{int(x.sum())} pairs seen" for x in (src, dst))
         else:
             one, other = (f"{x[at]} there" for x in (src, dst))
-        yield Difference(f"setting: {what}", one, other, about)
+        yield Difference("setting", what, one, other, about)
 
 
 # ---- scalars ------------------------------------------------------------------------------------
@@ -235,7 +202,7 @@ def _blocks(model: Any) -> list[Any]:
 def _block(block: Any) -> dict[str, Any]:
     attn = block.attn
     found: dict[str, Any] = {"attn.scale": float(attn.scale)}
-    for name in NORMS:
+    for name in NORM_PARTS:
         found |= _norm(name, getattr(block, name, None))
     for name, norm in (("q_norm", attn.q_norm), ("k_norm", attn.k_norm)):
         found |= _norm(f"attn.{name}", getattr(norm, "norm", None))
@@ -280,7 +247,7 @@ def _scalars(torch: dict[str, Any], jax: dict[str, Any]) -> Iterator[Difference]
             [] if layer(name) is None else [layer(name) or 0]
         )
     for (what, src, dst, about), layers in groups.items():
-        yield Difference(f"setting: {results.place(what, layers)}", src, dst, about)
+        yield Difference("setting", results.place(what, layers), src, dst, about)
 
 
 def _short(scalars: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs import BadInput, Model, dataflow
 from jaxtwin.configs.spec import from_json, to_json
 from jaxtwin.parity.compare import preflight
 from jaxtwin.parity.compare.preflight import Explanation
@@ -63,7 +63,7 @@ def _of_spec(
     """One cause for each kind of field and part, in all the layers where it differs."""
     groups: dict[tuple[Explanation, str], list[str]] = {}
     for difference in fields:
-        name = difference.what.removeprefix("spec: ")
+        name = difference.place
         groups.setdefault((preflight.field_explanation(difference), field_part(name)), []).append(
             name
         )
@@ -82,7 +82,7 @@ def _place(divergence: Divergence) -> tuple[float, int]:
     first = (
         divergence.layers[0] if divergence.layers else np.inf if divergence.part == "norm" else -1
     )
-    return first, probes.PARTS.index(divergence.part) if divergence.part in probes.PARTS else -1
+    return first, dataflow.NAMES.index(divergence.part) if divergence.part in dataflow.NAMES else -1
 
 
 def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
@@ -110,7 +110,7 @@ def _of_weights(
     """
     groups: dict[tuple[str, str], list[tuple[str, Explanation]]] = {}
     for difference, explanation in tensors:
-        name = difference.what.removeprefix("weight: ")
+        name = difference.place
         explanation = explanation or Explanation(
             "weights", f"differs: {difference.about}", "copy the tensor again"
         )
@@ -128,7 +128,7 @@ def _of_weights(
 
 def _suspect(explanation: Explanation, part: str, layers: tuple[int, ...]) -> Divergence:
     named = Cause(explanation.name, explanation.about, explanation.advice, part, layers, 0.0, False)
-    return Divergence(part, layers, "given", float("inf"), named if explanation.name else None)
+    return Divergence(part, layers, "preflight", float("inf"), named if explanation.name else None)
 
 
 def field_part(field: str) -> str:

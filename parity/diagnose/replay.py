@@ -17,9 +17,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs import BadInput, Model, dataflow
 from jaxtwin.configs.atomic_write import appearing, refuse_taken
-from jaxtwin.configs.spec import Block, PostBlock, Run, from_json, to_json
+from jaxtwin.configs.spec import Run, from_json, to_json
 from jaxtwin.parity.compare import curves, failure_details
 from jaxtwin.parity.diagnose.replay_script import script
 from jaxtwin.parity.report.results import Point, Report
@@ -33,45 +33,6 @@ if TYPE_CHECKING:
     from jaxtwin.parity.sides.outcome import Trace
 
 BACK = "cotangent "  # before a probe's name: the cotangent there, and not the value
-
-# What each part of a layer is given: probes of that layer, or the layer's own input.
-MIXED = {"attn.mixed": ("attn.q", "attn.k", "attn.v"), "attn": ("attn.mixed",)}
-FEEDS: dict[type, dict[str, tuple[str, ...]]] = {
-    Block: {
-        "pre_attn": ("in",),
-        "attn.q": ("pre_attn",),
-        "attn.k": ("pre_attn",),
-        "attn.v": ("pre_attn",),
-        **MIXED,
-        "post_attn": ("attn",),
-        "mid": ("in", "post_attn"),
-        "pre_ffn": ("mid",),
-        "ffn": ("pre_ffn",),
-        "post_ffn": ("ffn",),
-        "out": ("mid", "post_ffn"),
-    },
-    PostBlock: {
-        "attn.q": ("in",),
-        "attn.k": ("in",),
-        "attn.v": ("in",),
-        **MIXED,
-        "summed": ("in", "attn"),
-        "mid": ("summed",),
-        "ffn": ("mid",),
-        "total": ("mid", "ffn"),
-        "out": ("total",),
-    },
-}
-# Parts with weights and no probe of their own, and the probe that they are computed for.
-WITHIN = {
-    "attn.q_norm": "attn.q",
-    "attn.k_norm": "attn.k",
-    "attn.relative": "attn.mixed",
-    "attn.o": "attn",
-    "position": "embed",
-    "embed_norm": "embed",
-}
-POST = {"post_attn": "mid", "post_ffn": "out"}  # the same where the norm is over the sum
 
 
 # ---- what a replay needs ------------------------------------------------------------------------
@@ -102,20 +63,20 @@ def recipe(spec: Model, name: str, direction: str) -> Recipe | None:
 
     None for the cotangent of the logits, which comes from the loss and from no part of the model.
     """
-    feeds, uses = _feeds(spec), _uses(spec)
+    steps, weights = dataflow.model_steps(spec), _weights(spec)
     if direction == "forward":
         run = [name]
     elif direction == "backward":
-        run = [probe for probe, given in feeds.items() if name in given]
+        run = [probe for probe, step in steps.items() if name in step.inputs]
     else:
-        run = [probe for probe, weights in uses.items() if name in weights]
+        run = [probe for probe, of_probe in weights.items() if name in of_probe]
     if not run:
         return None
     return Recipe(
         _once(".".join(p.split(".")[:2]) if probes.layer(p) is not None else p for p in run),
-        _once(given for probe in run for given in feeds[probe]),
+        _once(value for probe in run for value in steps[probe].inputs),
         () if direction == "forward" else tuple(run),
-        _once(weight for probe in run for weight in uses.get(probe, ())),
+        _once(weight for probe in run for weight in weights.get(probe, ())),
     )
 
 
@@ -123,30 +84,16 @@ def _once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _feeds(spec: Model) -> dict[str, tuple[str, ...]]:
-    """What each probe of the model is computed from."""
-    out: dict[str, tuple[str, ...]] = {"embed": ()}
-    before = "embed"
-    for i, block in enumerate(spec.layers):
-        for part, given in FEEDS[type(block)].items():
-            names = (before if name == "in" else f"layers.{i}.{name}" for name in given)
-            out[f"layers.{i}.{part}"] = tuple(names)
-        before = f"layers.{i}.out"
-    return out | {"norm": (before,), "head": ("norm",)}
-
-
-def _uses(spec: Model) -> dict[str, list[str]]:
-    """The weights that each probe of the model is computed with."""
+def _weights(spec: Model) -> dict[str, list[str]]:
+    """The weights that each probe of the model is computed with: those of its step's parts."""
     out: dict[str, list[str]] = {"head": ["embed.weight"] if spec.tied else []}
-    known = _feeds(spec)
+    steps = dataflow.model_steps(spec)
+    by_part = {part: name for name, step in steps.items() for part in step.parts}
     for name, _ in src_shapes(decoder_table.rows(spec, "unroll")):
-        i = probes.layer(name)
-        within = WITHIN | (POST if i is not None and type(spec.layers[i]) is PostBlock else {})
-        part = probes.part(name)
-        while part not in within and (part if i is None else f"layers.{i}.{part}") not in known:
-            part = part.rpartition(".")[0]  # no probe of its own: "ffn.down.bias"
-        part = within.get(part, part)
-        out.setdefault(part if i is None else f"layers.{i}.{part}", []).append(name)
+        part = name
+        while part not in by_part:
+            part = part.rpartition(".")[0]  # "layers.0.ffn.down.bias" is of layers.0.ffn
+        out.setdefault(by_part[part], []).append(name)
     return out
 
 
@@ -176,7 +123,7 @@ class Part:
     letters: str  # of the expected value's axes
 
     @property
-    def seen(self) -> Any:
+    def context(self) -> Any:
         """What attention is told beside x."""
         import jax.numpy as jnp
 
@@ -196,7 +143,7 @@ class Part:
         return {path: jnp.zeros_like(x) for path, x in {**self.cotangents, **self.values}.items()}
 
     def slots(self, seeds: Mapping[str, Any]) -> dict[str, Any]:
-        """What `looking` puts in at the probes."""
+        """What is put in at the probes."""
         from jaxtwin.jaxmodel.probe import Slot
 
         return {
@@ -228,12 +175,12 @@ class Part:
         word = "ok" if error <= band else "WRONG"
         print(f"{self.name}, {self.direction}: relative L2 {error:.6e}, at most {band:.0e}: {word}")
         if got.shape != want.shape:
-            print(f"its shape is {got.shape} where {want.shape} belongs")
+            print(f"expected the shape {want.shape}, got {got.shape}")
         elif word != "ok":
             gap = np.abs(got - want)
             at = np.unravel_index(np.argmax(gap), gap.shape)  # a NaN counts as the largest
             where = ", ".join(f"{a} {i}" for a, i in zip(self.letters.split(), at, strict=True))
-            print(f"largest at {where}: {got[at]:.17g} where {want[at]:.17g} belongs")
+            print(f"largest at {where}: expected {want[at]:.17g}, got {got[at]:.17g}")
         return int(word != "ok")
 
 

@@ -35,12 +35,12 @@ jax.config.update("jax_default_matmul_precision", "highest")
 part = replay.opened(Path(__file__).resolve().parent, "{name}", "{direction}")
 '''
 
-PROBING = "\nfrom jaxmodel.probe import looking\n"
+PROBING = "\nfrom jaxtwin.jaxmodel.probe import probing\n"
 
 FORWARD_LAYER = """model = part.model(part.weights)
-with looking(part.slots(part.seeds)) as eyes:
-    model.stack.layers[0](part.x, part.seen, None)
-sys.exit(part.verdict(eyes.seen["{path}"]))
+with probing(part.slots(part.seeds)) as probes:
+    model.stack.layers[0](part.x, part.context, None)
+sys.exit(part.verdict(probes.values["{path}"]))
 """
 
 FORWARD = """model = part.model(part.weights)
@@ -50,8 +50,9 @@ sys.exit(part.verdict({call}))
 BACK_LAYER = """
 
 def run(weights, x, seeds):
-    with looking(part.slots(seeds)):
-        return part.model(weights).stack.layers[0](x, part.seen, None)[0].sum()
+    with probing(part.slots(seeds)):
+        x, _, aux = part.model(weights).stack.layers[0](x, part.context, None)
+    return x.sum() + sum(aux.losses.values())
 
 
 weights, x, seeds = jax.grad(run, (0, 1, 2))(part.weights, part.x, part.seeds)
@@ -70,9 +71,9 @@ sys.exit(part.verdict({got}))
 """
 
 CALLS = {
-    "embed": "model.read(part.ids, part.seen)",
+    "embed": "model.embed_tokens(part.ids, part.context)",
     "norm": "model.norm({x})",
-    "head": "model.say({x})",
+    "head": "model.unembed({x})",
 }
 
 

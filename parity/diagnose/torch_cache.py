@@ -64,36 +64,36 @@ def decode(
     for start, end in [(0, prefill), *((i, i + 1) for i in range(prefill, slots))]:
         t = end - start
         at = (torch.arange(t) + (0 if hypothesis.restart else start)).expand(len(ids), t)
-        seen = torch.arange(slots)[None, :] <= start + torch.arange(t)[:, None]
+        mask = torch.arange(slots)[None, :] <= start + torch.arange(t)[:, None]
         if hypothesis.unmasked and start:
-            seen = torch.ones_like(seen)
+            mask = torch.ones_like(mask)
         write = min(max(start - hypothesis.early, 0), slots - t) if start else 0
         x = model.embed_tokens(tokens[:, start:end], at)
         for layer, kv in zip(model.layers, kept, strict=True):
-            with _through(layer.attn, kv, write, slots):
-                x = layer(x, at, seen.expand(len(ids), t, slots))
+            with _cached(layer.attn, kv, write, slots):
+                x, _ = layer(x, at, mask.expand(len(ids), t, slots))
     return model.unembed(model.norm(x[:, -1:]))[:, 0].double().numpy()
 
 
 @contextlib.contextmanager
-def _through(m: Any, kv: list[Tensor], write: int, slots: int) -> Iterator[None]:
-    """Within: one layer's attention looks at its cache `kv`, which it writes to."""
+def _cached(m: Any, kv: list[Tensor], write: int, slots: int) -> Iterator[None]:
+    """While open, one layer's attention reads and writes its cache `kv`."""
+    window = m.window
 
     def attend(x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
         q, k, v = m.project(x, at)
         if not kv:
             kv.extend(y.new_zeros(len(x), slots, *y.shape[2:]) for y in (k, v))
-        for whole, new in zip(kv, (k, v), strict=True):
-            whole[:, write : write + x.shape[1]] = new
+        for cached, new in zip(kv, (k, v), strict=True):
+            cached[:, write : write + x.shape[1]] = new
         keys = torch.arange(slots).expand(len(x), slots)
-        # Queries are told from keys by their place, which here is not at the end.
-        distance = at[:, :, None] - keys[:, None, :]
-        near = mask & (distance < getattr(m.window, "size", slots))
-        m.window.__dict__["forward"] = lambda mask: mask
+        # torchref's window takes the queries for the last tokens, which here they are not.
+        near = at[:, :, None] - keys[:, None, :] < getattr(window, "size", slots)
+        m.__dict__["window"] = lambda mask: mask & near
         try:
-            return m.mix(q, *kv, at, keys, near)
+            return m.mix(q, *kv, at, keys, mask)
         finally:
-            del m.window.__dict__["forward"]
+            del m.__dict__["window"]
 
     m.__dict__["forward"] = attend
     try:

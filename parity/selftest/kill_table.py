@@ -24,7 +24,7 @@ from jaxtwin.configs.errors import nearest
 from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.selftest.faults.base import NoPlace
 from jaxtwin.parity.selftest.tiny_models import arbitrary, shapes, weights
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import InjectedFault
 
 TOKENS = 24
@@ -51,7 +51,7 @@ def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any
     from jaxtwin.parity.diagnose.search import diagnose
     from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 
-    tensors, given = weights(spec, seed), inputs(spec, TOKENS, seed)
+    tensors, given = weights(spec, seed), check_inputs(spec, TOKENS, seed)
     subject = make(tensors, given) if make else faulty_decoder(spec, tensors, given, None)
     return diagnose(Reference(spec, tensors, given), subject)
 
@@ -62,7 +62,7 @@ def fault(name: str, shape: str, spec: Model) -> Outcome | None:
 
     known = FAULTS[name]
     try:
-        found = judge(spec, 3, lambda t, g: faulty_decoder(spec, t, g, known.injected))
+        found = judge(spec, 3, lambda t, g: faulty_decoder(spec, t, g, known))
     except NoPlace:
         return None
     causes = {s.cause.name for s in found.divergences if s.cause and s.cause.proven}
@@ -151,7 +151,7 @@ def two_faults(spec: Model, at: dict[int, str], tensors: Any, given: Any) -> Any
 
     model: Any = faulty_model(spec, tensors, InjectedFault())
     for layer, name in at.items():
-        bad: Any = faulty_model(spec, tensors, FAULTS[name].injected)
+        bad: Any = faulty_model(spec, tensors, FAULTS[name])
         model.stack.layers[layer] = bad.stack.layers[layer]
     return decoder(model, "unroll", given, jit=False)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from jaxtwin.configs import Model
+from jaxtwin.configs.dataflow import norms
 from jaxtwin.configs.llama import llama
 from jaxtwin.configs.spec import (
     GQA,
@@ -73,17 +74,17 @@ def gpt(base: Model) -> Model:
     rope = Rope(base=500.0, pairs="half", width=4, scaling=YARN)
     norm = LN(eps=1e-3)
     normed = QKNorm(norm=RMS(eps=1e-3), over="head")
+    switched_on: dict[str, Any] = dict.fromkeys(switches(GQA), True)
     attn = GQA(
         heads=4,
         kv=2,
         width=8,
         rope=rope,
-        bias=True,
-        out_bias=True,
         qk_norm=normed,
         scale=0.7,
         cap=3.0,
         window=9,
+        **switched_on,
     )
     ffn = Mlp(hidden=24, act="gelu_tanh", bias=True)
     block = Block(pre_attn=norm, attn=attn, pre_ffn=norm, ffn=ffn)
@@ -125,38 +126,47 @@ def weights(spec: Model, seed: int) -> dict[str, Tensor]:
 
 def offsets(spec: Model) -> set[str]:
     """The scales that are 1 + w: drawn around two, they would double rounding in every layer."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"norm.weight": spec.norm, "embed_norm.weight": spec.embed_norm}
     for i, b in enumerate(spec.layers):
-        norms = {
-            slot: getattr(b, slot) for slot in decoder_table.SLOTS[type(b)] if slot not in PLAIN
-        }
+        found |= {f"layers.{i}.{name}.weight": norm for name, norm in norms(b).items()}
         if b.attn.qk_norm is not None:
-            norms |= dict.fromkeys(("attn.q_norm.norm", "attn.k_norm.norm"), b.attn.qk_norm.norm)
-        found |= {f"layers.{i}.{slot}.weight": norm for slot, norm in norms.items()}
-    found |= {"norm.weight": spec.norm, "embed_norm.weight": spec.embed_norm}
+            inner = (f"layers.{i}.attn.{part}.norm.weight" for part in ("q_norm", "k_norm"))
+            found |= dict.fromkeys(inner, b.attn.qk_norm.norm)
     return {name for name, norm in found.items() if isinstance(norm, RMS) and norm.offset}
 
 
-PLAIN = ("attn", "ffn")
+def switches(part: type) -> list[str]:
+    """The fields of a spec class that are on or off: random models draw each."""
+    return [name for name, kind in get_type_hints(part).items() if kind is bool]
 
 
 def arbitrary(seed: int) -> Model:
-    """A random spec over every axis there is.
+    """A random spec over every axis there is."""
+    return Draw(np.random.default_rng((seed, 77))).model()
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Parts of a random spec.
 
     The sizes come from a small pool: what differs in size is compiled anew, operation by operation.
     """
-    rng = np.random.default_rng((seed, 77))
 
-    def one_of(*values: Any) -> Any:
-        return values[rng.integers(len(values))]
+    rng: np.random.Generator
 
-    def norm() -> Norm:
-        rms = RMS(eps=one_of(0.0, 1e-6, 1e-5), offset=one_of(False, True))
+    def one_of(self, *values: Any) -> Any:
+        return values[self.rng.integers(len(values))]
+
+    def switched(self, part: type) -> dict[str, Any]:
+        return {name: self.one_of(False, True) for name in switches(part)}
+
+    def norm(self) -> Norm:
+        rms = RMS(eps=self.one_of(0.0, 1e-6, 1e-5), offset=self.one_of(False, True))
         # A layer's few values may be nearly alike: no eps near zero.
-        return one_of(None, rms, rms, LN(eps=1e-3, bias=one_of(False, True)))
+        return self.one_of(None, rms, rms, LN(eps=1e-3, bias=self.one_of(False, True)))
 
-    def attention() -> GQA:
-        width = 4
+    def rope(self, width: int) -> Rope:
+        one_of = self.one_of
         turned = one_of(None, None, 2)
         pairs = (turned or width) // 2
         scaling = one_of(
@@ -175,66 +185,73 @@ def arbitrary(seed: int) -> Model:
                 magnitude=1.2,
             ),
         )
-        rope = Rope(
+        return Rope(
             base=one_of(100.0, 1e4, 5e5),
             pairs=one_of("adjacent", "half"),
             width=turned,
             scaling=scaling,
         )
-        over = one_of("head", "projection")
+
+    def attention(self) -> GQA:
+        one_of, width = self.one_of, 4
+        rope, over = self.rope(width), one_of("head", "projection")
+        normed = QKNorm(norm=self.norm() or RMS(eps=1e-3), over=over)
         return GQA(
             heads=4,
             kv=one_of(1, 2, 4),
             width=width,
             rope=one_of(None, rope, rope, rope),
             relative=one_of(None, None, Alibi(), T5Bias(buckets=8, longest=20)),
-            bias=one_of(False, True),
-            out_bias=one_of(False, True),
-            qk_norm=one_of(None, None, QKNorm(norm=norm() or RMS(eps=1e-3), over=over)),
+            qk_norm=one_of(None, None, normed),
             scale=one_of(None, None, 0.4),
             cap=one_of(None, None, 4.0),
             window=one_of(None, None, 5),
+            **self.switched(GQA),
         )
 
-    def ffn() -> Glu | Mlp:
-        bias = one_of(False, True)
-        act = one_of("silu", "gelu", "gelu_tanh")
-        plain = one_of("relu", "gelu", "gelu_tanh")
-        return one_of(Glu(hidden=24, act=act, bias=bias), Mlp(hidden=24, act=plain, bias=bias))
+    def ffn(self) -> Glu | Mlp:
+        gated = Glu(hidden=24, act=self.one_of("silu", "gelu", "gelu_tanh"), **self.switched(Glu))
+        plain = Mlp(hidden=24, act=self.one_of("relu", "gelu", "gelu_tanh"), **self.switched(Mlp))
+        return self.one_of(gated, plain)
 
-    def block() -> Block | PostBlock:
+    def block(self) -> Block | PostBlock:
         pre = Block(
-            pre_attn=norm() or RMS(eps=1e-6),
-            attn=attention(),
-            post_attn=norm(),
-            pre_ffn=norm() or RMS(eps=1e-6),
-            ffn=ffn(),
-            post_ffn=norm(),
+            pre_attn=self.norm() or RMS(eps=1e-6),
+            attn=self.attention(),
+            post_attn=self.norm(),
+            pre_ffn=self.norm() or RMS(eps=1e-6),
+            ffn=self.ffn(),
+            post_ffn=self.norm(),
         )
         after = RMS(eps=1e-3)
         post = PostBlock(
             attn=pre.attn,
-            post_attn=norm() or after,
+            post_attn=self.norm() or after,
             ffn=pre.ffn,
-            post_ffn=norm() or after,
-            alpha=one_of(1.0, 1.7),
+            post_ffn=self.norm() or after,
+            alpha=self.one_of(1.0, 1.7),
         )
         output_only = replace(pre, pre_attn=None, pre_ffn=None, post_attn=after, post_ffn=after)
-        return one_of(pre, pre, pre, post, output_only)
+        return self.one_of(pre, pre, pre, post, output_only)
 
-    runs = tuple(
-        Run(blocks=tuple(block() for _ in range(one_of(1, 1, 2))), repeats=one_of(1, 2))
-        for _ in range(one_of(1, 1, 2))
-    )
-    return Model(
-        d=16,
-        vocab=61,
-        max_len=32,
-        embed_scale=one_of(None, None, 3.0),
-        position=one_of(None, None, Learned(), Sinusoidal()),
-        embed_norm=one_of(None, None, norm()),
-        runs=runs,
-        norm=norm() or RMS(eps=1e-6),
-        tied=one_of(True, False),
-        cap=one_of(None, None, 5.0),
-    )
+    def model(self) -> Model:
+        one_of = self.one_of
+        runs = tuple(
+            Run(
+                blocks=tuple(self.block() for _ in range(one_of(1, 1, 2))),
+                repeats=one_of(1, 2),
+            )
+            for _ in range(one_of(1, 1, 2))
+        )
+        return Model(
+            d=16,
+            vocab=61,
+            max_len=32,
+            embed_scale=one_of(None, None, 3.0),
+            position=one_of(None, None, Learned(), Sinusoidal()),
+            embed_norm=one_of(None, None, self.norm()),
+            runs=runs,
+            norm=self.norm() or RMS(eps=1e-6),
+            tied=one_of(True, False),
+            cap=one_of(None, None, 5.0),
+        )

@@ -7,12 +7,12 @@ whatever JAX's stack calls them. Rows carry values and cotangents across, as the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxtwin.configs import Model
+from jaxtwin.configs import Model, dataflow
+from jaxtwin.configs.dataflow import Place, model_steps
 from jaxtwin.configs.spec import Block, PostBlock
 from jaxtwin.parity.sides import terms
 from jaxtwin.parity.sides.outcome import Trace
@@ -26,78 +26,24 @@ if TYPE_CHECKING:
     from jaxtwin.jaxmodel.probe import Slot
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a probe sits in a torch module: the output of a submodule, or what it is given."""
-
-    module: str
-    given: bool = False  # its (first) argument, and not its output
-    call: int = 0  # which call in one pass: a module may be called twice
-
-
 # ---- where they are -----------------------------------------------------------------------------
-
-# Probes of attention: name, axes in torch -> axes in JAX, and the place in torchref's layer.
-ATTENTION = (
-    ("attn.q", "b t n h -> b t n h", Place("attn.rotate", call=0)),
-    ("attn.k", "b t k h -> b t k h", Place("attn.rotate", call=1)),
-    ("attn.v", "b t (k h) -> b t k h", Place("attn.v")),
-    ("attn.mixed", "b t (n h) -> b t n h", Place("attn.o", given=True)),
-    ("attn", "b t d -> b t d", Place("attn")),
-)
-# All probes of a layer, by its wiring and in the order of computation.
-LAYERS = {
-    Block: (
-        ("pre_attn", "b t d -> b t d", Place("pre_attn")),
-        *ATTENTION,
-        ("post_attn", "b t d -> b t d", Place("post_attn")),
-        ("mid", "b t d -> b t d", Place("pre_ffn", given=True)),
-        ("pre_ffn", "b t d -> b t d", Place("pre_ffn")),
-        ("ffn", "b t d -> b t d", Place("ffn")),
-        ("post_ffn", "b t d -> b t d", Place("post_ffn")),
-        ("out", "b t d -> b t d", Place("")),
-    ),
-    PostBlock: (
-        *ATTENTION,
-        ("summed", "b t d -> b t d", Place("post_attn", given=True)),
-        ("mid", "b t d -> b t d", Place("post_attn")),
-        ("ffn", "b t d -> b t d", Place("ffn")),
-        ("total", "b t d -> b t d", Place("post_ffn", given=True)),
-        ("out", "b t d -> b t d", Place("post_ffn")),
-    ),
-}
-PARTS = (
-    "embed",
-    *dict.fromkeys(name for probes in LAYERS.values() for name, _, _ in probes),
-    "norm",
-    "head",
-)
 
 
 def places(spec: Model) -> dict[str, Place]:
-    """Every probe of torchref, in the order of computation."""
-    out = {"embed": Place("embed_norm")}
-    for i, block in enumerate(spec.layers):
-        for name, _, at in LAYERS[type(block)]:
-            module = f"layers.{i}" + (f".{at.module}" if at.module else "")
-            out[f"layers.{i}.{name}"] = Place(module, at.given, at.call)
-    return out | {"norm": Place("norm"), "head": Place("cap")}
+    """Where torchref shows each probe, in the order of computation."""
+    return {name: cast(Place, step.place) for name, step in model_steps(spec).items()}
 
 
 def rows(spec: Model, layout: str, shape: tuple[int, ...]) -> list[Row]:
-    """The table of the probes, for an input of that (b t): JAX's here, torch's there."""
+    """The table of the probes, for an input of that (b t): jaxmodel's paths, torchref's names."""
 
     def block(pattern: Block | PostBlock) -> list[Row]:
         heads = {"n": pattern.attn.heads, "k": pattern.attn.kv, "h": pattern.attn.width}
-        seen = LAYERS[type(pattern)]
-        return [Row(name.replace(".", "/"), name, axes, heads) for name, axes, _ in seen]
+        found = dataflow.steps(pattern)
+        return [Row(step.name.replace(".", "/"), step.name, step.axes, heads) for step in found]
 
-    named = [
-        Row("embed", "embed", "b t d -> b t d"),
-        *decoder_table.LAYOUTS[layout](spec, block),
-        Row("norm", "norm", "b t d -> b t d"),
-        Row("head", "head", "b t v -> b t v"),
-    ]
+    outside = [Row(s.name, s.name, s.axes) for s in (dataflow.EMBED, dataflow.NORM, dataflow.HEAD)]
+    named = [outside[0], *decoder_table.LAYOUTS[layout](spec, block), *outside[1:]]
     sizes = {"b": shape[0], "t": shape[1], "d": spec.d, "v": spec.vocab}
     return [row.sized(sizes) for row in named]
 
@@ -119,12 +65,12 @@ def part(name: str) -> str:
 class Hooks:
     """The probes of one torch module, on while this context is open.
 
-    With `forced`, each value is put in place of what was computed, and each cotangent in place of
+    With `patched`, each value is put in place of what was computed, and each cotangent in place of
     what arrived, after they were noted.
     """
 
-    def __init__(self, model: torch.nn.Module, at: Mapping[str, Place], forced: Trace | None):
-        self.model, self.at, self.forced = model, at, forced
+    def __init__(self, model: torch.nn.Module, at: Mapping[str, Place], patched: Trace | None):
+        self.model, self.at, self.patched = model, at, patched
         self.values: dict[str, torch.Tensor] = {}
         self.cotangents: dict[str, torch.Tensor] = {}
 
@@ -133,8 +79,8 @@ class Hooks:
         self.handles = []
         for name, place in self.at.items():
             module = self.model.get_submodule(place.module)
-            if place.given:
-                hook = module.register_forward_pre_hook(self._given(name, place))
+            if place.is_input:
+                hook = module.register_forward_pre_hook(self._input(name, place))
             else:
                 hook = module.register_forward_hook(self._output(name, place))
             self.handles.append(hook)
@@ -152,13 +98,15 @@ class Hooks:
         def hook(module: Any, args: Any, out: Any) -> Any:
             if not self._due(name, place):
                 return out
-            # A part may hand on the very tensor it was given, which has a probe already. So this is
+            x, *rest = out if isinstance(out, tuple) else (out,)
+            # A part may hand on the very tensor it got, which has a probe already. So this is
             # another one: on the same memory, unless it is to be overwritten.
-            return self._see(name, out.view_as(out) if self.forced is None else out.clone())
+            x = self._see(name, x.view_as(x) if self.patched is None else x.clone())
+            return (x, *rest) if isinstance(out, tuple) else x
 
         return hook
 
-    def _given(self, name: str, place: Place) -> Callable[..., Any]:
+    def _input(self, name: str, place: Place) -> Callable[..., Any]:
         def hook(module: Any, args: Any) -> Any:
             # In place: what a module is given may be used beside it too, as a residual is.
             return (self._see(name, args[0]), *args[1:]) if self._due(name, place) else args
@@ -170,10 +118,10 @@ class Hooks:
 
         self.values[name] = x.detach()
         value = cotangent = None
-        if self.forced is not None:
+        if self.patched is not None:
             self.values[name] = x.detach().clone()  # what was computed, before it is overwritten
-            value = bridge.to_torch(self.forced.values[name]).to(x)
-            cotangent = bridge.to_torch(self.forced.cotangents[name]).to(x)
+            value = bridge.to_torch(self.patched.values[name]).to(x)
+            cotangent = bridge.to_torch(self.patched.cotangents[name]).to(x)
             x.data.copy_(value.view_as(x))
 
         def back(g: torch.Tensor) -> torch.Tensor:
@@ -186,25 +134,42 @@ class Hooks:
         return x
 
 
+class Scored(NamedTuple):
+    """An output, the losses that it is given, and the one number that is differentiated."""
+
+    output: Any
+    losses: Any
+    objective: Any
+
+
+def mean_of(score: Callable[[Any], Any]) -> Callable[[Any], Scored]:
+    """The usual objective: the mean of the losses `score(output)`."""
+
+    def scored(output: Any) -> Scored:
+        losses = score(output)
+        return Scored(output, losses, losses.mean())
+
+    return scored
+
+
 def run_torch(
     model: torch.nn.Module,
     at: Mapping[str, Place],
-    call: Callable[[], torch.Tensor],
-    score: Callable[[torch.Tensor], torch.Tensor],
-    forced: Trace | None = None,
+    call: Callable[[], Any],
+    score: Callable[[Any], Scored],
+    patched: Trace | None = None,
 ) -> Trace:
-    """One forward and backward: `call` gives the output, `score` the losses whose mean it is."""
+    """One forward and backward: `score` is given what `call` returns."""
     from jaxtwin.parity.table import bridge
 
     model.zero_grad()
-    with terms.Watch(model) as watch, Hooks(model, at, forced) as hooks:
-        output = call()
-        losses = score(output)
-        losses.mean().backward()
-    seen = [name for name in at if name in hooks.values]
+    with terms.Watch(model) as watch, Hooks(model, at, patched) as hooks:
+        output, losses, objective = score(call())
+        objective.backward()
+    names = [name for name in at if name in hooks.values]
     cotangents = {
         name: hooks.cotangents.get(name, hooks.values[name].new_zeros(hooks.values[name].shape))
-        for name in seen
+        for name in names
     }
     grads = {
         name: (p.new_zeros(p.shape) if p.grad is None else p.grad)
@@ -214,7 +179,7 @@ def run_torch(
         bridge.to_numpy(output),
         bridge.to_numpy(losses),
         {name: bridge.to_numpy(g) for name, g in grads.items()},
-        {name: bridge.to_numpy(hooks.values[name]) for name in seen},
+        {name: bridge.to_numpy(hooks.values[name]) for name in names},
         {name: bridge.to_numpy(g) for name, g in cotangents.items()},
         terms=watch.terms(),
     )
@@ -223,71 +188,89 @@ def run_torch(
 # ---- JAX ----------------------------------------------------------------------------------------
 
 
-def jax_runs(
-    apply: Callable[[Mapping[str, Any]], Any],
-    params: Mapping[str, Any],
-    score: Callable[[Any], Any],
-    parameters: Sequence[Row],
-    probes: Sequence[Row],
-    *,
-    jit: bool = True,
-) -> Callable[..., Trace]:
-    """Runs, forced by another's or not, of a JAX function of named parameters, in torch's names.
+class JaxRuns:
+    """Runs of a JAX function of named parameters, seen from inside, in torch's names.
 
-    run(forced, half): the trace has everything, or with `half` "forward" the values alone, and with
-    "backward" all but the values, for a trace is larger than the model. `parameters` and `probes`
-    are the tables of the two. Without `jit` each operation runs by itself, which for a tiny model
-    is much the faster: nothing is compiled that runs once.
+    `parameters` and `probes` are the tables of the two. Without `jit` each operation runs by
+    itself, which for a tiny model is much the faster: nothing is compiled that runs once.
     """
-    import jax
-    import jax.numpy as jnp
 
-    from jaxtwin.jaxmodel.probe import Slot, probing
+    def __init__(
+        self,
+        apply: Callable[[Mapping[str, Any]], Any],
+        params: Mapping[str, Any],
+        score: Callable[[Any], Scored],
+        parameters: Sequence[Row],
+        probes: Sequence[Row],
+        *,
+        jit: bool = True,
+    ):
+        import jax
 
-    def seen(params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
-        if not probes:  # nobody asked to see anything
-            return apply(params), {}
-        with probing(slots) as eyes:
-            output = apply(params)
-        return output, dict(eyes.seen)
+        self.apply, self.params, self.score = apply, dict(params), score
+        self.parameters, self.probes = parameters, probes
+        self.paths = {move.dst for row in probes for move in row.moves()}
+        self.shapes = jax.eval_shape(lambda p: self._seen(p, {})[1], self.params)
+        self.step = jax.jit(self._step, static_argnums=2) if jit else self._step
 
-    shapes = jax.eval_shape(lambda p: seen(p, {})[1], dict(params))
+    def __call__(self, patched: Trace | None = None, half: str = "") -> Trace:
+        """A forward and a backward; with `patched`, that run's values and cotangents are put in.
 
-    def step(params: Mapping[str, Any], given: Mapping[str, tuple[Any, Any]], half: str) -> Any:
+        The trace has everything, or with `half` "forward" the values alone, and with "backward" all
+        but the values, for a trace is larger than the model.
+        """
+        put_in = {} if patched is None else self._slots(patched)
+        (_, (output, losses, inside)), (grads, cotangents) = self.step(self.params, put_in, half)
+        empty: dict[str, np.ndarray] = {}
+        forward_only, backward_only = half == "forward", half == "backward"
+        return Trace(
+            np.asarray(output),
+            np.asarray(losses),
+            empty if forward_only else _named(self.parameters, grads, "the gradients"),
+            empty if backward_only else _named(self.probes, inside, "the JAX side's probes"),
+            empty if forward_only else _named(self.probes, cotangents, "the JAX side's cotangents"),
+        )
+
+    def _seen(self, params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
+        """What the function returns, and the values at the probes that the table has."""
+        from jaxtwin.jaxmodel.probe import probing
+
+        if not self.probes:
+            return self.apply(params), {}
+        with probing(slots) as context:
+            output = self.apply(params)
+        return output, {path: x for path, x in context.values.items() if path in self.paths}
+
+    def _step(
+        self, params: Mapping[str, Any], put_in: Mapping[str, tuple[Any, ...]], half: str
+    ) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        from jaxtwin.jaxmodel.probe import Slot
+
         def loss(params: Mapping[str, Any], seeds: Mapping[str, Any]) -> Any:
-            slots = {path: Slot(seed, *given.get(path, ())) for path, seed in seeds.items()}
-            output, values = seen(params, slots)
-            losses = score(output)
-            return losses.mean(), (output, losses, values if half != "backward" else {})
+            slots = {path: Slot(seed, *put_in.get(path, ())) for path, seed in seeds.items()}
+            output, values = self._seen(params, slots)
+            output, losses, objective = self.score(output)
+            return objective, (output, losses, values if half != "backward" else {})
 
-        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+        seeds = {path: jnp.zeros(x.shape, x.dtype) for path, x in self.shapes.items()}
         if half == "forward":
             return loss(params, seeds), ({}, {})
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, seeds)
 
-    compiled = jax.jit(step, static_argnums=2) if jit else step
+    def _slots(self, patched: Trace) -> dict[str, tuple[Any, ...]]:
+        """The other run's values and cotangents, by this function's paths."""
+        import jax.numpy as jnp
 
-    def run(forced: Trace | None = None, half: str = "") -> Trace:
-        given: dict[str, Any] = {}
-        if forced is not None:
-            values = forward(probes, _tensors(forced.values), "the reference's probes")
-            back = forward(probes, _tensors(forced.cotangents), "the reference's cotangents")
-            given = {
-                path: tuple(jnp.asarray(s[path].read(), x.dtype) for s in (values, back))
-                for path, x in shapes.items()
-                if path in values
-            }
-        (_, (output, losses, inside)), (grads, cotangents) = compiled(dict(params), given, half)
-        no: dict[str, np.ndarray] = {}
-        return Trace(
-            np.asarray(output),
-            np.asarray(losses),
-            no if half == "forward" else _named(parameters, grads, "the gradients"),
-            no if half == "backward" else _named(probes, inside, "the JAX side's probes"),
-            no if half == "forward" else _named(probes, cotangents, "the JAX side's cotangents"),
-        )
-
-    return run
+        values = forward(self.probes, _tensors(patched.values), "the reference's probes")
+        back = forward(self.probes, _tensors(patched.cotangents), "the reference's cotangents")
+        return {
+            path: tuple(jnp.asarray(found[path].read(), x.dtype) for found in (values, back))
+            for path, x in self.shapes.items()
+            if path in values
+        }
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from jaxtwin.parity.sides import probes, terms
 from jaxtwin.parity.sides.hypothesis import PlacedHypothesis, committing
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.outcome import Outcome, Trace
-from jaxtwin.parity.sides.probes import Place
+from jaxtwin.parity.sides.probes import JaxRuns, Place, Scored
 from jaxtwin.parity.table import bridge, decoder_table
 from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward
 
@@ -30,10 +30,17 @@ if TYPE_CHECKING:
     from jaxtwin.jaxmodel import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InjectedFault:
-    """What is done to the JAX side alone, to see whether the check notices (see faults.py)."""
+    """A mistake that the JAX side alone makes, to see whether the check notices (selftest/faults).
 
+    What it is in a few words, what a diagnosis has to call it, and how it is made: in the spec, in
+    the weights on their way in, or in the finished model. `layered`: in one layer alone, if asked.
+    """
+
+    about: str = ""
+    cause: str = ""
+    layered: bool = True
     spec: Callable[[Model], Model] = lambda spec: spec
     weights: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda arrays: arrays
     edit: Callable[[Decoder], None] = lambda model: None
@@ -59,20 +66,32 @@ def run_torch(
     built: Callable[[Any], None] = lambda model: None,
 ) -> Outcome:
     """One forward and backward of torchref in the dtype; `built` is shown the model before."""
-    import torch
 
     model = torch_model(spec, tensors, dtype)
     built(model)
     with terms.Watch(model) as watch:
-        logits = model(
-            torch.from_numpy(given.ids),
-            positions=torch.from_numpy(given.positions),
-            segments=torch.from_numpy(given.segments),
-        )
-        nll = torch_nll(logits, given)
-        nll.mean().backward()
+        logits, nll, objective = torch_scored(torch_forward(model, given), given)
+        objective.backward()
     grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
     return Outcome(_wide(logits), _wide(nll), grads, terms=watch.terms())
+
+
+def torch_forward(model: Any, given: Inputs) -> Any:
+    """torchref's logits on that input, and what its layers say beside (torchref/aux.py)."""
+    import torch
+
+    return model.logits_and_aux(
+        torch.from_numpy(given.ids),
+        positions=torch.from_numpy(given.positions),
+        segments=torch.from_numpy(given.segments),
+    )
+
+
+def torch_scored(output: Any, given: Inputs) -> Scored:
+    """The logits, each counted target's loss, and their mean with the auxiliary losses."""
+    logits, aux = output
+    nll = torch_nll(logits, given)
+    return Scored(logits, nll, sum(aux.losses.values(), nll.mean()))
 
 
 def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
@@ -117,11 +136,12 @@ def _jax_step() -> Callable[..., Any]:
     import jax.numpy as jnp
 
     def loss(model: Decoder, ids: Any, positions: Any, segments: Any, targets: Any) -> Any:
-        logits = model(ids, positions=positions, segments=segments)
+        logits, aux = model.logits_and_aux(ids, positions=positions, segments=segments)
         scores = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
         scores = jax.nn.log_softmax(scores, axis=-1)
         nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0]
-        return (nll * targets).sum() / targets.sum(), (logits, nll)
+        mean = (nll * targets).sum() / targets.sum()
+        return sum(aux.losses.values(), mean), (logits, nll)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -208,20 +228,15 @@ class Reference:
         """Where its probes are."""
         return probes.places(self.spec)
 
-    def run(self, forced: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()) -> Trace:
+    def run(self, patched: Trace | None = None, placed: Sequence[PlacedHypothesis] = ()) -> Trace:
         """One forward and backward, making the mistakes given."""
-        import torch
-
-        ids, positions, segments = (
-            torch.from_numpy(x) for x in (self.given.ids, self.given.positions, self.given.segments)
-        )
         with committing(self.model, placed) if placed else nullcontext():
             return probes.run_torch(
                 self.model,
                 self.places,
-                lambda: self.model(ids, positions=positions, segments=segments),
-                lambda logits: torch_nll(logits, self.given),
-                forced,
+                lambda: torch_forward(self.model, self.given),
+                lambda output: torch_scored(output, self.given),
+                patched,
             )
 
 
@@ -231,7 +246,7 @@ class Subject:
 
     spec: Model
     tensors: Tensors
-    run: Callable[..., Trace]  # of probes.jax_runs
+    run: Callable[..., Trace]  # of probes.JaxRuns
     decode: Callable[[np.ndarray, int], np.ndarray] | None = None  # as sides.decode_jax
 
     @cached_property
@@ -257,14 +272,16 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
 
     def apply(params: Mapping[str, Any]) -> Any:
         now = axes.with_arrays(model, params)
-        return now(given.ids, positions=given.positions, segments=given.segments)
+        return now.logits_and_aux(given.ids, positions=given.positions, segments=given.segments)
 
-    def score(logits: Any) -> Any:
+    def score(output: Any) -> Scored:
+        logits, aux = output
         wide = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
         scores = jax.nn.log_softmax(wide, axis=-1)
-        return -jnp.take_along_axis(scores, given.ids[:, 1:, None], axis=-1)[..., 0][at]
+        nll = -jnp.take_along_axis(scores, given.ids[:, 1:, None], axis=-1)[..., 0][at]
+        return Scored(logits, nll, sum(aux.losses.values(), nll.mean()))
 
-    run = probes.jax_runs(apply, arrays, score, parameters, seen, jit=jit)
+    run = JaxRuns(apply, arrays, score, parameters, seen, jit=jit)
 
     def decode(ids: np.ndarray, prefill: int) -> np.ndarray:
         with nullcontext() if jit else jax.disable_jit():

@@ -1,11 +1,11 @@
 """The table: one row per kind of tensor, and what can be done with rows.
 
-A `Row` pairs a name here with a name there and says how the axes move. `rows` is the table between
-jaxmodel (here) and torchref (there), grouped by part and never by family. The dialects are further
-lists of the same Row between torchref (here) and a published naming (there).
+A `Row` pairs a source's name with a destination's and says how the axes move. `rows` is the table
+from torchref (source) to jaxmodel (destination), grouped by part and never by family. The dialects
+are further lists of the same Row, from a published naming (source) to torchref (destination).
 
 Holes: "{l}" in a name ranges over the row's values. A hole in both names renames; a hole in the
-other's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and
+source's name only stacks its tensors in front ("l ..."). So scanned and unrolled layers, and
 experts, are rows and no code.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxtwin.configs import dataflow
 from jaxtwin.configs.spec import (
     GQA,
     LN,
@@ -35,7 +36,7 @@ from jaxtwin.parity.table.row import Row
 
 
 def merged(letters: str) -> str:
-    """The pattern from one axis there to these letters."""
+    """The pattern from one axis of the source to these letters."""
     return f"({letters}) -> {letters}" if " " in letters else f"{letters} -> {letters}"
 
 
@@ -44,7 +45,7 @@ def scale(letters: str) -> Row:
 
 
 def biases(src: bool, letters: Mapping[str, str], sizes: Mapping[str, int]) -> list[Row]:
-    """The bias of each named matrix, over these letters; none where there are none."""
+    """The bias of each named matrix, over these letters; no rows where `src` is false."""
     return [
         Row(f"{name}_bias/weight", f"{name}.bias", merged(axes), sizes)
         for name, axes in letters.items()
@@ -119,15 +120,9 @@ def nothing(spec: object, *args: object) -> list[Row]:
     return []
 
 
-SLOTS = {
-    Block: ("pre_attn", "attn", "post_attn", "pre_ffn", "ffn", "post_ffn"),
-    PostBlock: ("attn", "post_attn", "ffn", "post_ffn"),
-}
-
-
 def block(spec: Block | PostBlock) -> list[Row]:
     """The rows of one layer."""
-    return [row for slot in SLOTS[type(spec)] for row in part(slot, getattr(spec, slot))]
+    return [row for name in dataflow.parts(type(spec)) for row in part(name, getattr(spec, name))]
 
 
 ROWS: dict[type, Callable[..., list[Row]]] = {
@@ -157,14 +152,14 @@ def scanned(spec: Model, block: Rows = block) -> list[Row]:
     """
     out, first = [], 0
     for r, run in enumerate(spec.runs):
-        period, times = len(run.blocks), run.repeats
+        period, repeats = len(run.blocks), run.repeats
         for at, pattern in enumerate(run.blocks):
-            numbers = range(first + at, first + period * times, period)
+            numbers = range(first + at, first + period * repeats, period)
             out += [
                 row.prefixed(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
                 for row in block(pattern)
             ]
-        first += period * times
+        first += period * repeats
     return out
 
 
@@ -178,17 +173,16 @@ def unrolled(spec: Model, block: Rows = block) -> list[Row]:
 
 
 LAYOUTS = {"scan": scanned, "unroll": unrolled}
-HEADS: dict[bool, list[Row]] = {True: [], False: [Row("head/weight", "head.weight", "v d -> d v")]}
 
 
 def rows(spec: Model, layout: str = "scan") -> list[Row]:
-    """The table between jaxmodel's parameters (here) and torchref's (there)."""
+    """The table between jaxmodel's parameters (destination) and torchref's (source)."""
     table = [
         Row("embed/weight", "embed.weight", "v d -> v d"),
         *part("position", spec.position),
         *part("embed_norm", spec.embed_norm),
         *LAYOUTS[layout](spec),
         *part("norm", spec.norm),
-        *HEADS[spec.tied],
+        *([] if spec.tied else [Row("head/weight", "head.weight", "v d -> d v")]),
     ]
     return [row.sized({"d": spec.d, "v": spec.vocab, "m": spec.max_len}) for row in table]

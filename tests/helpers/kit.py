@@ -19,7 +19,7 @@ from jaxtwin.configs.llama import llama
 from jaxtwin.jaxmodel import axes
 from jaxtwin.parity.table import bridge, decoder_table, tensors
 from jaxtwin.tests.helpers import ROOT
-from jaxtwin.torchref.norm import RMSNorm
+from jaxtwin.torchref.norm import RMSNorm, unit_offset
 
 DATA = ROOT / "tests" / "golden"
 GOLDEN = ("reference_gqa_tied", "reference_mqa_untied")
@@ -91,7 +91,7 @@ def torch_model(spec: Model, values: Mapping[str, np.ndarray] | None = None, see
             else:
                 param.normal_(0, param.shape[1] ** -0.5, generator=noise)
         for module in model.modules():
-            if isinstance(module, RMSNorm) and module.scale(0) == 1:
+            if isinstance(module, RMSNorm) and module.scale is unit_offset:
                 module.weight -= 1  # the scale is 1 + w; at two, rounding doubles in every layer
     return model
 

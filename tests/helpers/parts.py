@@ -44,7 +44,8 @@ class TorchSide:
         part = room[type(spec)](spec, d)
         state = {k: bridge.to_torch(v) for k, v in weights.items()}
         part.load_state_dict(state, assign=True)
-        return bridge.to_numpy(part(*map(bridge.to_torch, args)))
+        out = part(*map(bridge.to_torch, args))
+        return bridge.to_numpy(out[0] if isinstance(out, tuple) else out)
 
     def norm(self, spec: Norm, weights: Weights, x: np.ndarray) -> np.ndarray:
         return self._run(torch_norm.NORMS, spec, x.shape[-1], weights, x)
@@ -63,7 +64,7 @@ class TorchSide:
     ) -> np.ndarray:
         part = torch_position.ROTARIES[type(spec)](spec, x.shape[-1])
         if frequency is not None:
-            part.frequency = lambda longest: list(frequency)
+            part.frequency = lambda length: list(frequency)
         return bridge.to_numpy(part(bridge.to_torch(x), bridge.to_torch(positions)))
 
     def act(self, name: str, x: np.ndarray) -> np.ndarray:
@@ -96,7 +97,7 @@ class JaxSide:
     def ffn(self, spec: Glu | Mlp, weights: Weights, x: np.ndarray) -> np.ndarray:
         with jax.enable_x64(True):
             part = self._part(jax_ffn.FFNS, spec, x.shape[-1], weights)
-            return np.asarray(nnx.jit(lambda part, x: part(x))(part, jnp.asarray(x)))
+            return np.asarray(nnx.jit(lambda part, x: part(x)[0])(part, jnp.asarray(x)))
 
     def attention(
         self, spec: GQA, weights: Weights, x: np.ndarray, positions: np.ndarray, mask: np.ndarray

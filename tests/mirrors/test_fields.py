@@ -44,7 +44,7 @@ from jaxtwin.jaxmodel import axes
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.diagnose.search import diagnose
 from jaxtwin.parity.selftest.tiny_models import weights
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 from jaxtwin.tests.helpers import kit
 
@@ -303,7 +303,7 @@ def test_the_diagnosis_fails_and_names_the_field(
 ) -> None:
     """Changed on the JAX side alone: not equal, and the field stands in what was given."""
     spec = with_change(BASE, cls, field, value)
-    tensors, given = weights(BASE, 3), inputs(BASE, 9, 3)
+    tensors, given = weights(BASE, 3), check_inputs(BASE, 9, 3)
     if where == "shapes":
         with jax.enable_x64(True):
             report = decoder_check.check(BASE, tensors, tokens=9, against=(spec, weights(spec, 3)))

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxtwin.parity.diagnose.hypotheses.base import Forward, add, calling, setting
-from jaxtwin.torchref.attention import NoWindow, Window
-from jaxtwin.torchref.cap import Cap, NoCap
-from jaxtwin.torchref.position import NoRelative
+from jaxtwin.torchref.attention import Window
+from jaxtwin.torchref.cap import Cap
+from jaxtwin.torchref.position import Rotary
+from jaxtwin.torchref.skip import Skip
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -24,40 +25,8 @@ def softmax(scores: Tensor) -> Tensor:
     return grown / grown.sum(-1, keepdim=True)
 
 
-def attend(
-    m: Any,
-    x: Tensor,
-    at: Tensor,
-    mask: Tensor,
-    *,
-    scale: float | None = None,
-    tile: bool = False,
-    cap: float | None = None,
-    narrow: torch.dtype | None = None,
-) -> Tensor:
-    """torchref's attention, with what may be wrong in it laid open."""
-    b, t, _ = x.shape
-    q, k, v = m.project(x, at)
-    groups = m.heads // m.kv
-    if tile:
-        k, v = k.repeat(1, 1, groups, 1), v.repeat(1, 1, groups, 1)
-    else:
-        k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
-    scores = torch.einsum("btnh,bsnh->bnts", q, k) * (m.scale if scale is None else scale)
-    scores = m.cap(scores) if cap is None else cap * torch.tanh(scores / cap)
-    scores = m.relative(scores, at, at)
-    scores = scores.masked_fill(~m.window(mask)[:, None], torch.finfo(scores.dtype).min)
-    weights = softmax(scores.to(narrow or scores.dtype)).to(x.dtype)
-    mixed = torch.einsum("bnts,bsnh->btnh", weights, v)
-    return m.o(mixed.reshape(b, t, -1))
-
-
-def _attending(**how: Any) -> Callable[[nn.Module, Any], None]:
-    def call(f: Forward, m: Any, value: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
-        chosen = {k: make(m, value) if callable(make) else make for k, make in how.items()}
-        return attend(m, x, at, mask, **chosen)
-
-    return calling(call)
+def _normalizing_in(dtype: torch.dtype) -> Callable[[nn.Module, Any], None]:
+    return setting(normalize=lambda m, v: lambda x: softmax(x.to(dtype)).to(x.dtype))
 
 
 def _masked(change: Callable[[Tensor, Any], Tensor]) -> Callable[[nn.Module, Any], None]:
@@ -87,14 +56,19 @@ def _windowed(values: Callable[[int], Sequence[Any]]) -> Callable[[Any], Sequenc
     return lambda m: values(m.window.size) if isinstance(m.window, Window) else ()
 
 
-def _capped_late(m: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
+def _capped_late(f: Forward, m: Any, value: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
     """As if the mask were a large negative number that is capped with the rest."""
-    q, k, v = m.project(x, at)
-    k, v = (y.repeat_interleave(m.heads // m.kv, 2) for y in (k, v))
-    scores = torch.einsum("btnh,bsnh->bnts", q, k) * m.scale
-    scores = m.cap(scores.masked_fill(~m.window(mask)[:, None], torch.finfo(x.dtype).min))
-    mixed = torch.einsum("bnts,bsnh->btnh", m.relative(scores, at, at).softmax(-1), v)
-    return m.o(mixed.flatten(2))
+    cap, window = m.cap, m.window(mask)
+    saved = dict(m.__dict__)
+    hide = m.hide
+    m.__dict__.update(
+        cap=lambda scores: cap(hide(scores, window)), hide=lambda scores, mask: scores
+    )
+    try:
+        return f(x, at, mask)
+    finally:
+        m.__dict__.clear()
+        m.__dict__.update(saved)
 
 
 def _turning_values(f: Forward, m: Any, value: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
@@ -119,7 +93,7 @@ add(
     "let K/V head j serve the query heads j n/k ... (j+1) n/k - 1: repeat, not tile",
     MIXED,
     "attn",
-    _attending(tile=True),
+    setting(repeat=lambda m, v: lambda x: x.repeat(1, 1, m.heads // m.kv, 1)),
     values=_grouped,
 )
 add(
@@ -128,7 +102,7 @@ add(
     "multiply the scores by head width ** -0.5",
     MIXED,
     "attn",
-    _attending(scale=1.0),
+    setting(scale=lambda m, v: 1.0),
     values=lambda m: () if m.scale == 1 else (None,),
 )
 add(
@@ -178,7 +152,7 @@ add(
     "mask with query - key < window in these layers",
     MIXED,
     "attn",
-    setting(window=lambda m, v: NoWindow(None)),
+    setting(window=lambda m, v: Skip()),
     values=_windowed(lambda size: (None,)),
 )
 add(
@@ -196,7 +170,7 @@ add(
     "cap * tanh(scores / cap), before the mask",
     MIXED,
     "attn",
-    setting(cap=lambda m, v: NoCap(None)),
+    setting(cap=lambda m, v: Skip()),
     values=lambda m: (None,) if isinstance(m.cap, Cap) else (),
 )
 add(
@@ -205,7 +179,7 @@ add(
     "cap the scores, then mask them",
     MIXED,
     "attn",
-    calling(lambda f, m, v, x, at, mask: _capped_late(m, x, at, mask)),
+    calling(_capped_late),
     values=lambda m: (None,) if isinstance(m.cap, Cap) else (),
 )
 add(
@@ -214,8 +188,8 @@ add(
     "add it after the scale and before the mask",
     MIXED,
     "attn",
-    setting(relative=lambda m, v: NoRelative(None, m.heads)),
-    values=lambda m: () if isinstance(m.relative, NoRelative) else (None,),
+    setting(relative=lambda m, v: Skip()),
+    values=lambda m: () if isinstance(m.relative, Skip) else (None,),
 )
 for _probe in ("attn.q", "attn.k"):
     add(
@@ -234,15 +208,15 @@ add(
     ("attn.v",),
     "attn",
     calling(_turning_values),
-    values=lambda m: (None,) if type(m.rotate).__name__ == "Rotary" else (),
+    values=lambda m: (None,) if isinstance(m.rotate, Rotary) else (),
 )
 add(
     "softmax-float32",
     "computes the softmax in float32",
     "keep scores and softmax in float64 where the input is",
     MIXED,
-    "attn",
-    _attending(narrow=torch.float32),
+    "attn.softmax",
+    _normalizing_in(torch.float32),
     rounds="float32",
 )
 add(
@@ -250,8 +224,8 @@ add(
     "computes the softmax in bfloat16",
     "compute scores and softmax in float32 at least",
     MIXED,
-    "attn",
-    _attending(narrow=torch.bfloat16),
+    "attn.softmax",
+    _normalizing_in(torch.bfloat16),
     rounds="bfloat16",
 )
 add(
@@ -260,7 +234,7 @@ add(
     "multiply the scores by head width ** -0.5, or by the scale in the configuration",
     MIXED,
     "attn",
-    _attending(scale=lambda m, v: v),
+    setting(scale=lambda m, v: v),
     values=lambda m: [m.scale * 2.0**e for e in range(-5, 6)],
     fits=True,
 )
@@ -270,7 +244,7 @@ add(
     "remove the soft-cap of the scores",
     MIXED,
     "attn",
-    _attending(cap=lambda m, v: v),
+    setting(cap=lambda m, v: Cap(v)),
     values=lambda m: [2.0**e for e in range(-3, 9)],
     fits=True,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from jaxtwin.parity.sides.hypothesis import Hypothesis
 
@@ -46,6 +46,18 @@ def setting(**values: Callable[[Any, Any], Any]) -> Callable[[nn.Module, Any], N
     return edit
 
 
-def kind(*names: str) -> Callable[[nn.Module], Sequence[Any]]:
+def changing(change: Callable[[Any, Any, Tensor], Tensor]) -> Callable[[nn.Module, Any], None]:
+    """The module's output becomes change(itself, the value, its output); any aux stays."""
+
+    def call(f: Forward, module: nn.Module, value: Any, *args: Any) -> Any:
+        out = f(*args)
+        if isinstance(out, tuple):
+            return (change(module, value, out[0]), *out[1:])
+        return change(module, value, out)
+
+    return calling(call)
+
+
+def only_in(*classes: type) -> Callable[[nn.Module], Sequence[Any]]:
     """The mistake is possible in modules of these classes alone."""
-    return lambda module: (None,) if type(module).__name__ in names else ()
+    return lambda module: (None,) if isinstance(module, classes) else ()

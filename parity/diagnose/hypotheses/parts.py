@@ -9,11 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jaxtwin.parity.diagnose.hypotheses.base import ANY, add, calling, kind, setting
-from jaxtwin.torchref.ffn import ACTIVATIONS
+from jaxtwin.configs.dataflow import NORM_PARTS
+from jaxtwin.parity.diagnose.hypotheses.base import (
+    ANY,
+    Forward,
+    add,
+    calling,
+    changing,
+    only_in,
+    setting,
+)
+from jaxtwin.torchref.aux import NO_AUX
+from jaxtwin.torchref.bias import Bias
+from jaxtwin.torchref.cap import Cap
+from jaxtwin.torchref.ffn import ACTIVATIONS, GatedFFN
+from jaxtwin.torchref.model import Scale
+from jaxtwin.torchref.norm import LayerNorm, RMSNorm, unit_offset
+from jaxtwin.torchref.position import LearnedPositions, SinusoidalPositions
 
-BOTH = ("RMSNorm", "LayerNorm")
-NORM_SLOTS = ("pre_attn", "post_attn", "pre_ffn", "post_ffn", "embed_norm", "norm")
+BOTH = (RMSNorm, LayerNorm)
+NORMS = (*NORM_PARTS, "embed_norm", "norm")
 
 # ---- norms --------------------------------------------------------------------------------------
 
@@ -28,21 +43,21 @@ def _centred(m: Any, x: Tensor, eps: float) -> Tensor:
 
 def _right(m: Any, x: Tensor, eps: float) -> Tensor:
     """The norm as it is, but for the eps."""
-    if type(m).__name__ == "LayerNorm":
+    if isinstance(m, LayerNorm):
         return m.bias(_centred(m, x, eps) * m.weight)
     return _unit(m, x, eps) * m.scale(m.weight)
 
 
 def _offset(m: Any) -> bool:
-    return type(m).__name__ == "RMSNorm" and m.scale(0) == 1
+    return isinstance(m, RMSNorm) and m.scale is unit_offset
 
 
 def _norm(
-    name: str, about: str, advice: str, call: Any, of: tuple[str, ...] = ("RMSNorm",), **how: Any
+    name: str, about: str, advice: str, call: Any, of: tuple[type, ...] = (RMSNorm,), **how: Any
 ) -> None:
     values = how.pop("values", lambda m: (None,))
     # Of the model width, and of a head's queries and keys.
-    for parts, module in ((NORM_SLOTS, "{part}"), (("attn.q", "attn.k"), "{part}_norm.norm")):
+    for parts, module in ((NORMS, "{part}"), (("attn.q", "attn.k"), "{part}_norm.norm")):
         add(
             name,
             about,
@@ -50,7 +65,7 @@ def _norm(
             parts,
             module,
             calling(lambda f, m, v, x: call(m, v, x)),
-            values=lambda m: values(m) if type(m).__name__ in of else (),
+            values=lambda m: values(m) if isinstance(m, of) else (),
             **how,
         )
 
@@ -80,15 +95,15 @@ _norm(
     "does not subtract the mean (RMSNorm where LayerNorm belongs)",
     "subtract the mean over the width before the variance is taken",
     lambda m, v, x: m.bias(_unit(m, x, m.eps) * m.weight),
-    of=("LayerNorm",),
+    of=(LayerNorm,),
 )
 _norm(
     "norm-bias-missing",
     "leaves the norm's bias out",
     "add the stored bias after the scale",
     lambda m, v, x: _centred(m, x, m.eps) * m.weight,
-    of=("LayerNorm",),
-    values=lambda m: (None,) if type(m.bias).__name__ == "Bias" else (),
+    of=(LayerNorm,),
+    values=lambda m: (None,) if isinstance(m.bias, Bias) else (),
 )
 _norm(
     "variance-unbiased",
@@ -99,7 +114,7 @@ _norm(
         * torch.rsqrt(x.var(-1, keepdim=True, unbiased=True) + m.eps)
         * m.weight
     ),
-    of=("LayerNorm",),
+    of=(LayerNorm,),
 )
 _norm(
     "norm-scale-missing",
@@ -167,8 +182,8 @@ add(
     "down(act(gate x) * up x): exchange gate and up",
     "ffn",
     "ffn",
-    calling(lambda f, m, v, x: m.down(m.gate(x) * m.act(m.up(x)))),
-    values=kind("GatedFFN"),
+    calling(lambda f, m, v, x: (m.down(m.gate(x) * m.act(m.up(x))), NO_AUX)),
+    values=only_in(GatedFFN),
 )
 add(
     "gate-missing",
@@ -176,8 +191,8 @@ add(
     "down(act(gate x) * up x)",
     "ffn",
     "ffn",
-    calling(lambda f, m, v, x: m.down(m.act(m.up(x)))),
-    values=kind("GatedFFN"),
+    calling(lambda f, m, v, x: (m.down(m.act(m.up(x))), NO_AUX)),
+    values=only_in(GatedFFN),
 )
 
 for _matrix in ("gate", "up", "down"):
@@ -193,13 +208,19 @@ for _matrix in ("gate", "up", "down"):
 
 # ---- any part -----------------------------------------------------------------------------------
 
+
+def _plus_input(f: Forward, m: Any, v: Any, x: Tensor, *more: Any) -> Any:
+    out = f(x, *more)
+    return (out[0] + x, *out[1:]) if isinstance(out, tuple) else out + x
+
+
 add(
     "input-added",
     "adds what the part was given to what it returns (the residual stream twice)",
     "add the residual once, outside the part",
     ("attn", "ffn"),
     "{part}",
-    calling(lambda f, m, v, x, *more: f(x, *more) + x),
+    calling(_plus_input),
 )
 add(
     "dropped",
@@ -207,7 +228,7 @@ add(
     "call the part and add what it returns",
     ("embed", "attn", "ffn", "head"),
     "{part}",
-    calling(lambda f, m, v, *args: 0 * f(*args)),
+    changing(lambda m, v, y: 0 * y),
 )
 add(
     "output-float32",
@@ -215,7 +236,7 @@ add(
     "keep float64 where the input is",
     ("attn", "ffn", "head", "embed"),
     "{part}",
-    calling(lambda f, m, v, *args: f(*args).float().to(f(*args).dtype)),
+    changing(lambda m, v, y: y.float().to(y.dtype)),
     rounds="float32",
 )
 add(
@@ -223,9 +244,9 @@ add(
     "multiplies what the part returns by {}",
     "remove the factor (an embedding scale, a logit temperature, a residual multiplier), or give "
     "it to the reference too",
-    ("embed", "attn", "ffn", "head", *NORM_SLOTS, ANY),
+    ("embed", "attn", "ffn", "head", *NORMS, ANY),
     "{part}",
-    calling(lambda f, m, v, *args: v * f(*args)),
+    changing(lambda m, v, y: v * y),
     values=lambda m: [
         -(2.0**3),
         -2.0,
@@ -261,7 +282,7 @@ add(
     "head",
     "cap",
     calling(lambda f, m, v, x: x),
-    values=kind("Cap"),
+    values=only_in(Cap),
 )
 
 # ---- the embedding ------------------------------------------------------------------------------
@@ -273,7 +294,7 @@ add(
     "embed",
     "scale",
     calling(lambda f, m, v, x: x),
-    values=kind("Scale"),
+    values=only_in(Scale),
 )
 add(
     "position-missing",
@@ -282,7 +303,7 @@ add(
     "embed",
     "position",
     calling(lambda f, m, v, x, at: x),
-    values=kind("LearnedPositions", "SinusoidalPositions"),
+    values=only_in(LearnedPositions, SinusoidalPositions),
 )
 add(
     "position-offset",
@@ -291,7 +312,7 @@ add(
     "embed",
     "position",
     calling(lambda f, m, v, x, at: f(x, (at + v).clamp(min=0, max=_last_row(m)))),
-    values=lambda m: (1, -1, 2, -2) if kind("LearnedPositions", "SinusoidalPositions")(m) else (),
+    values=lambda m: (1, -1, 2, -2) if only_in(LearnedPositions, SinusoidalPositions)(m) else (),
 )
 add(
     "positions-ignored",
@@ -300,7 +321,7 @@ add(
     "embed",
     "position",
     calling(lambda f, m, v, x, at: f(x, torch.arange(at.shape[1]).expand_as(at))),
-    values=kind("LearnedPositions", "SinusoidalPositions"),
+    values=only_in(LearnedPositions, SinusoidalPositions),
 )
 add(
     "embed-norm-missing",
@@ -309,7 +330,7 @@ add(
     "embed",
     "embed_norm",
     calling(lambda f, m, v, x: x),
-    values=kind("RMSNorm", "LayerNorm"),
+    values=only_in(RMSNorm, LayerNorm),
 )
 
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from jaxtwin.parity.diagnose.hypotheses.base import add, calling, setting
-from jaxtwin.torchref.position import PAIRS, SCALINGS
+from jaxtwin.torchref.position import PAIRS, SCALINGS, Rotary, split_adjacent
 
 ROTATED = ("attn.q", "attn.k")
 Frequency = Callable[[int], list[float]]
 
 
 def _rotary(*values: Any) -> Callable[[nn.Module], Sequence[Any]]:
-    return lambda m: values if type(m).__name__ == "Rotary" else ()
+    return lambda m: values if isinstance(m, Rotary) else ()
 
 
 def _other_pairs(module: Any, value: Any, at: int) -> Any:
-    other = {"split_adjacent": "half", "split_half": "adjacent"}[module.split.__name__]
+    other = "half" if module.split is split_adjacent else "adjacent"
     return PAIRS[other][at]
 
 
@@ -34,7 +34,7 @@ def _based(module: Any, base: float) -> Frequency:
 
 def _times(module: Any, factor: float) -> Frequency:
     right = module.frequency
-    return lambda longest: [factor * f for f in right(longest)]
+    return lambda length: [factor * f for f in right(length)]
 
 
 def _scaled(module: Any, other: Any) -> Frequency:
@@ -44,7 +44,7 @@ def _scaled(module: Any, other: Any) -> Frequency:
 
 
 def _scaling(module: Any) -> Any:
-    return module.frequency.args[0] if type(module).__name__ == "Rotary" else None
+    return module.frequency.args[0] if isinstance(module, Rotary) else None
 
 
 add(
@@ -131,7 +131,7 @@ add(
     ROTATED,
     "attn.rotate",
     calling(lambda f, m, v, x, at: torch.cat((_narrow(m, v, x[..., :v], at), x[..., v:]), -1)),
-    values=lambda m: list(range(2, m.width, 2)) if type(m).__name__ == "Rotary" else (),
+    values=lambda m: list(range(2, m.width, 2)) if isinstance(m, Rotary) else (),
 )
 add(
     "rope-scaling-missing",
@@ -167,7 +167,7 @@ add(
     ROTATED,
     "attn.rotate",
     calling(lambda f, m, v, x, at: _narrow(m, x.shape[-1], x, at)),
-    values=lambda m: (None,) if type(m).__name__ == "Rotary" else (),
+    values=lambda m: (None,) if isinstance(m, Rotary) else (),
 )
 add(
     "rope-base",

@@ -2,79 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from jaxtwin.parity.diagnose.hypotheses.base import Forward, add, calling, kind
+from jaxtwin.configs.dataflow import IN, WIRING
+from jaxtwin.configs.spec import Block
+from jaxtwin.parity.diagnose.hypotheses.base import (
+    Forward,
+    add,
+    calling,
+    changing,
+    only_in,
+    setting,
+)
+from jaxtwin.torchref import block as torchref
+from jaxtwin.torchref.aux import NO_AUX, Aux
+from jaxtwin.torchref.model import TiedHead
+
+SPECS = {part: spec for spec, part in torchref.BLOCKS.items()}
 
 # ---- the residual stream ------------------------------------------------------------------------
 
 
-def _wired(mid: Any, out: Any) -> Callable[[nn.Module, Any], None]:
-    """A block wired otherwise: mid(x, attention) and out(x, mid, feed-forward)."""
+Values = Mapping[str, Tensor]  # of a layer's forward pass so far, by the names of its steps
 
-    def call(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
-        y = mid(x, m.post_attn(m.attn(m.pre_attn(x), at, mask)))
-        return out(x, y, m.post_ffn(m.ffn(m.pre_ffn(y))))
+
+def _rewired(**changes: Callable[[Any, Values], Tensor]) -> Callable[[nn.Module, Any], None]:
+    """A block in which the sums of these names are change(block, the values so far) instead."""
+
+    def call(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> tuple[Tensor, Aux]:
+        values, aux = {IN: x}, NO_AUX
+        for step in WIRING[SPECS[type(m)]]:
+            inputs = [values[name] for name in step.inputs]
+            if step.name in changes:
+                y = changes[step.name](m, values)
+            elif step.parts == ("attn",):
+                y = m.attn(*inputs, at, mask)
+            elif step.parts == ("ffn",):
+                y, aux = m.ffn(*inputs)
+            elif step.parts:
+                y = getattr(m, step.parts[0])(*inputs)
+            else:
+                y = getattr(m, "alpha", 1.0) * inputs[0] + inputs[1]
+            values[step.name] = y
+        return values["out"], aux
 
     return calling(call)
 
 
-def _plus(x: Tensor, part: Tensor) -> Tensor:
-    return x + part
-
-
-def _last(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
-    return y + part
-
-
-add(
-    "residual-dropped",
-    "does not add the residual stream",
-    "x + attention, then + feed-forward",
-    "mid",
-    "",
-    _wired(lambda x, part: part, _last),
-    values=kind("Block"),
-)
-add(
-    "residual-doubled",
-    "adds the residual stream twice",
-    "add it once",
-    "mid",
-    "",
-    _wired(lambda x, part: 2 * x + part, _last),
-    values=kind("Block"),
-)
-add(
-    "residual-dropped",
-    "does not add the residual stream",
-    "x + attention, then + feed-forward",
-    "out",
-    "",
-    _wired(_plus, lambda x, y, part: part),
-    values=kind("Block"),
-)
-add(
-    "residual-doubled",
-    "adds the residual stream twice",
-    "add it once",
-    "out",
-    "",
-    _wired(_plus, lambda x, y, part: 2 * y + part),
-    values=kind("Block"),
-)
+for _sum in ("mid", "out"):
+    _stream, _part = next(step.inputs for step in WIRING[Block] if step.name == _sum)
+    add(
+        "residual-dropped",
+        "does not add the residual stream",
+        "x + attention, then + feed-forward",
+        _sum,
+        "",
+        _rewired(**{_sum: lambda m, values, part=_part: values[part]}),
+        values=only_in(torchref.Block),
+    )
+    add(
+        "residual-doubled",
+        "adds the residual stream twice",
+        "add it once",
+        _sum,
+        "",
+        _rewired(**{_sum: lambda m, values, x=_stream, part=_part: 2 * values[x] + values[part]}),
+        values=only_in(torchref.Block),
+    )
 add(
     "residual-from-before",
     "adds the feed-forward to the stream as it was before attention",
     "add it to the stream that has the attention in it",
     "out",
     "",
-    _wired(_plus, lambda x, y, part: x + part),
-    values=kind("Block"),
+    _rewired(out=lambda m, values: values[IN] + values["post_ffn"]),
+    values=only_in(torchref.Block),
 )
+
+
+def _fed_before(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> Any:
+    inner = m.pre_ffn.forward
+    m.pre_ffn.__dict__["forward"] = lambda mid: inner(x)
+    try:
+        return f(x, at, mask)
+    finally:
+        del m.pre_ffn.__dict__["forward"]
 
 
 add(
@@ -83,56 +98,26 @@ add(
     "let the feed-forward read the stream that has the attention in it",
     "pre_ffn",
     "",
-    calling(lambda f, m, v, x, at, mask: _fed_before(m, x, at, mask)),
-    values=kind("Block"),
+    calling(_fed_before),
+    values=only_in(torchref.Block),
 )
-
-
-def _fed_before(m: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
-    y = x + m.post_attn(m.attn(m.pre_attn(x), at, mask))
-    inner = m.pre_ffn.forward
-    m.pre_ffn.__dict__["forward"] = lambda given: inner(x)
-    try:
-        return y + m.post_ffn(m.ffn(m.pre_ffn(y)))
-    finally:
-        del m.pre_ffn.__dict__["forward"]
-
-
-def _summed(mid: Any, total: Any) -> Callable[[nn.Module, Any], None]:
-    """A layer of 2017 whose sums are mid(x, attention) and total(mid, feed-forward)."""
-
-    def call(f: Forward, m: Any, v: Any, x: Tensor, at: Tensor, mask: Tensor) -> Tensor:
-        x = m.post_attn(mid(m, x, m.attn(x, at, mask)))
-        return m.post_ffn(total(m, x, m.ffn(x)))
-
-    return calling(call)
-
-
-def _right(m: Any, x: Tensor, part: Tensor) -> Tensor:
-    return m.alpha * x + part
-
-
-for _probe, _sums in {
-    "summed": lambda wrong: _summed(wrong, _right),
-    "total": lambda wrong: _summed(_right, wrong),
-}.items():
+for _sum, _part in (("summed", "attn"), ("total", "ffn")):
     add(
         "residual-dropped",
         "does not add the residual stream",
         "norm the sum of the stream and the part",
-        _probe,
+        _sum,
         "",
-        _sums(lambda m, x, part: part),
-        values=kind("PostBlock"),
+        _rewired(**{_sum: lambda m, values, part=_part: values[part]}),
+        values=only_in(torchref.PostBlock),
     )
-
 add(
     "residual-scale-missing",
     "does not multiply the residual stream by alpha",
     "alpha * x + part, then the norm (DeepNorm)",
     ("summed", "total"),
     "",
-    _summed(lambda m, x, part: x + part, lambda m, x, part: x + part),
+    setting(alpha=lambda m, v: 1.0),
     values=lambda m: () if getattr(m, "alpha", 1.0) == 1 else (None,),
 )
 
@@ -151,7 +136,7 @@ for _part, _probe in (
         "remove the stop_gradient (or the conversion that loses the gradient)",
         _probe,
         _part,
-        calling(lambda f, m, v, *args: f(*args).detach()),
+        changing(lambda m, v, y: y.detach()),
         direction="backward",
     )
 add(
@@ -161,7 +146,7 @@ add(
     "embed.weight",
     "head",
     calling(lambda f, m, v, x, embed: x @ embed.weight.detach().T),
-    values=kind("TiedHead"),
+    values=only_in(TiedHead),
     direction="parameter",
 )
 add(
@@ -170,6 +155,6 @@ add(
     "use one parameter in both places: its gradient is the sum of both",
     "embed.weight",
     "embed",
-    calling(lambda f, m, v, ids: f(ids).detach()),
+    changing(lambda m, v, y: y.detach()),
     direction="parameter",
 )

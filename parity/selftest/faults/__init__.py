@@ -1,7 +1,6 @@
-"""The faults that the check must catch: see base.py."""
+"""The faults that the check must catch (base.py), and how they are made (making.py)."""
 
-from jaxtwin.parity.selftest.faults import forward, given  # isort: skip
-from jaxtwin.parity.selftest.faults import axes  # isort: skip  (the order is that of the random pairs)
-from jaxtwin.parity.selftest.faults.base import FAULTS, Fault
+from jaxtwin.parity.selftest.faults import attention, axes, given, parts
+from jaxtwin.parity.selftest.faults.base import FAULTS
 
-__all__ = ["FAULTS", "Fault", "axes", "forward", "given"]
+__all__ = ["FAULTS", "attention", "axes", "given", "parts"]

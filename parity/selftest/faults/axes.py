@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxtwin.jaxmodel.attention import Attention, NormedHeads, Window
+from jaxtwin.jaxmodel.bias import Bias
+from jaxtwin.jaxmodel.block import PostBlock
+from jaxtwin.jaxmodel.model import Scale
+from jaxtwin.jaxmodel.position import (
+    AlibiBias,
+    LearnedPositions,
+    Rotary,
+    SinusoidalPositions,
+)
 from jaxtwin.parity.selftest.faults.base import NoPlace, add
-from jaxtwin.parity.selftest.faults.making import calling, set_to, setting
-
-if TYPE_CHECKING:
-    from jaxtwin.jaxmodel import Decoder
+from jaxtwin.parity.selftest.faults.making import Edit, calling, set_to, setting
 
 
-def _dropped(part: str) -> Callable[[Decoder], None]:
+def _dropped(part: type) -> Edit:
     """The part hands on what it is given."""
     return calling(part, lambda call, self, x, *more: x)
 
 
-def _bias_missing(matrix: str) -> Callable[[Decoder], None]:
+def _bias_missing(matrix: str) -> Edit:
     """Of one projection: the Bias that belongs to it adds nothing."""
 
     def change(attention: Any) -> None:
-        if type(bias := getattr(attention, matrix)).__name__ != "Bias":
+        if not isinstance(bias := getattr(attention, matrix), Bias):
             raise NoPlace("the projection has no bias")
         call = {"__call__": lambda self, x: x}
         bias.__class__ = type("Bias", (type(bias),), call)
 
-    return setting("Attention", change)
+    return setting(Attention, change)
 
 
 def _unscaled(rotate: Any) -> None:
@@ -52,25 +58,25 @@ def _alpha(block: Any) -> None:
 add(
     "window-missing",
     "no window where there is one",
-    edit=calling("Window", lambda w, self, context: context.mask),
+    edit=calling(Window, lambda w, self, mask, offset: mask),
 )
 add(
     "window-size",
     "a window that sees one token too many",
-    edit=setting("Window", set_to(size=lambda w: w.size + 1)),
+    edit=setting(Window, set_to(size=lambda w: w.size + 1)),
 )
 add(
     "window-too-small",
     "a window that does not count the token itself",
     "window-size",
-    edit=setting("Window", set_to(size=lambda w: w.size - 1)),
+    edit=setting(Window, set_to(size=lambda w: w.size - 1)),
 )
-add("relative-missing", "no ALiBi", edit=_dropped("AlibiBias"))
+add("relative-missing", "no ALiBi", edit=_dropped(AlibiBias))
 add(
     "qk-norm-missing",
     "queries and keys not normed",
     "norm-missing",
-    edit=_dropped("NormedHeads"),
+    edit=_dropped(NormedHeads),
 )
 for _matrix in ("q_bias", "k_bias", "v_bias", "o_bias"):
     add(
@@ -82,33 +88,33 @@ for _matrix in ("q_bias", "k_bias", "v_bias", "o_bias"):
 add(
     "embed-scale-missing",
     "the embedding not scaled",
-    edit=_dropped("Scale"),
+    edit=_dropped(Scale),
     layered=False,
 )
 add(
     "learned-missing",
     "learned positions left out",
     "position-missing",
-    edit=_dropped("LearnedPositions"),
+    edit=_dropped(LearnedPositions),
     layered=False,
 )
 add(
     "sinusoidal-missing",
     "sinusoidal positions left out",
     "position-missing",
-    edit=_dropped("SinusoidalPositions"),
+    edit=_dropped(SinusoidalPositions),
     layered=False,
 )
 add(
     "learned-by-slot",
     "the vectors of slots, whatever the positions",
     "positions-ignored",
-    edit=calling("LearnedPositions", _by_slot),
+    edit=calling(LearnedPositions, _by_slot),
     layered=False,
 )
-add("residual-scale-missing", "DeepNorm's alpha left out", edit=setting("PostBlock", _alpha))
+add("residual-scale-missing", "DeepNorm's alpha left out", edit=setting(PostBlock, _alpha))
 add(
     "rope-magnitude-missing",
     "cos and sin not multiplied by YaRN's magnitude",
-    edit=setting("Rotary", _unscaled),
+    edit=setting(Rotary, _unscaled),
 )

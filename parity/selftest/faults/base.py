@@ -7,31 +7,20 @@ diagnosis that calls it by another name is no help: `cause` is what it has to be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from jaxtwin.parity.sides.runs import InjectedFault
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A mistake: what it is in a few words, what a diagnosis must name, and how to make it."""
-
-    about: str
-    cause: str
-    injected: InjectedFault
-    layered: bool  # it can be made in one layer alone
 
 
 class NoPlace(LookupError):
     """The model has no part for this fault."""
 
 
-FAULTS: dict[str, Fault] = {}
+FAULTS: dict[str, InjectedFault] = {}
 
 
-def add(name: str, about: str, cause: str = "", *, layered: bool = True, **how: Any) -> None:
+def add(name: str, about: str, cause: str = "", *, layered: bool = True, **changes: Any) -> None:
     """One more fault; its cause has the same name unless another is given."""
     if name in FAULTS:
         raise ValueError(f"two faults are called {name!r}")
-    FAULTS[name] = Fault(about, cause or name, InjectedFault(**how), layered)
+    FAULTS[name] = InjectedFault(about=about, cause=cause or name, layered=layered, **changes)

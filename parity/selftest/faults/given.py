@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxtwin.configs import Model
-from jaxtwin.configs.spec import LN, RMS, Block, PostBlock
+from jaxtwin.configs.dataflow import norms
+from jaxtwin.configs.spec import LN, RMS, Block
 from jaxtwin.parity.selftest.faults.base import NoPlace, add
 
 Arrays = dict[str, np.ndarray]
@@ -50,7 +51,6 @@ def _eps(norm: RMS | LN | None) -> RMS | LN:
     return replace(norm, eps=norm.eps * 10)
 
 
-NORMS = {Block: ("pre_attn", "pre_ffn"), PostBlock: ("post_attn", "post_ffn")}
 OTHER = {"adjacent": "half", "half": "adjacent"}
 add(
     "rope-pairing",
@@ -62,7 +62,7 @@ add("rope-missing", "no rotary positions at all", spec=_attn(rope=None))
 add(
     "norm-eps",
     "the norms' eps ten times too large",
-    spec=every(lambda b: replace(b, **{slot: _eps(getattr(b, slot)) for slot in NORMS[type(b)]})),
+    spec=every(lambda b: replace(b, **{at: _eps(norm) for at, norm in norms(b).items()})),
 )
 add(
     "final-norm-eps",

@@ -2,155 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jaxtwin.configs import dataflow
+from jaxtwin.configs import spec as specs
+from jaxtwin.jaxmodel.attention import Attention
+from jaxtwin.jaxmodel.aux import NO_AUX
+from jaxtwin.jaxmodel.block import Block
+from jaxtwin.jaxmodel.position import Rotary
+from jaxtwin.jaxmodel.probe import probe
 from jaxtwin.parity.selftest.faults.base import NoPlace
 
 if TYPE_CHECKING:
     from jaxtwin.jaxmodel import Decoder
 
+Edit = Callable[["Decoder"], None]
 
-def parts(model: Any, name: str) -> list[Any]:
-    """Every module of that class, found by walking the model."""
+
+def parts(model: Any, *classes: type) -> list[Any]:
+    """Every module of these classes, found by walking the model."""
     from flax import nnx
 
-    return [m for _, m in nnx.iter_modules(model) if type(m).__name__ == name]
+    return [m for _, m in nnx.iter_modules(model) if isinstance(m, classes)]
 
 
-def setting(part: str, change: Callable[[Any], None]) -> Callable[[Decoder], None]:
+def setting(part: type, change: Callable[[Any], None]) -> Edit:
+    """Every module of that class changed."""
+
     def edit(model: Decoder) -> None:
         found = parts(model, part)
         if not found:
-            raise NoPlace(f"the model has no {part}")
+            raise NoPlace(f"the model has no {part.__name__}")
         for module in found:
             change(module)
 
     return edit
 
 
-def without(
-    part: str | Sequence[str], edit: Callable[[Decoder], None]
-) -> Callable[[Decoder], None]:
+def without(*classes: type) -> Callable[[Edit], Edit]:
     """The edit, for models that have no such part: with one it would be another fault."""
 
-    def alone(model: Decoder) -> None:
-        for name in (part,) if isinstance(part, str) else part:
-            if parts(model, name):
-                raise NoPlace(f"the model has a {name}")
-        edit(model)
+    def restricted(edit: Edit) -> Edit:
+        def checked(model: Decoder) -> None:
+            if parts(model, *classes):
+                raise NoPlace(f"the model has a {' or '.join(c.__name__ for c in classes)}")
+            edit(model)
 
-    return alone
+        return checked
+
+    return restricted
 
 
-def within(part: str, edit: Callable[[Decoder], None]) -> Callable[[Decoder], None]:
+def where_present(part: type, edit: Edit) -> Edit:
     """The edit, for models that have such a part."""
 
-    def src(model: Decoder) -> None:
+    def checked(model: Decoder) -> None:
         if not parts(model, part):
-            raise NoPlace(f"the model has no {part}")
+            raise NoPlace(f"the model has no {part.__name__}")
         edit(model)
 
-    return src
+    return checked
 
 
-def calling(part: str, call: Callable[..., Any]) -> Callable[[Decoder], None]:
+def answering(module: Any, call: Callable[..., Any]) -> None:
+    """The module answers with call(original, module, *arguments)."""
+    cls = type(module)
+
+    def wrapped(self: Any, *args: Any) -> Any:
+        def original(*passed: Any) -> Any:
+            return cls.__call__(self, *passed)
+
+        original.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
+        return call(original, self, *args)
+
+    module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
+
+
+def calling(part: type, call: Callable[..., Any]) -> Edit:
     """Every module of that class answers with call(original, module, *arguments)."""
-
-    def change(module: Any) -> None:
-        cls = type(module)
-
-        def wrapped(self: Any, *args: Any) -> Any:
-            def original(*given: Any) -> Any:
-                return cls.__call__(self, *given)
-
-            original.__wrapped__ = cls.__call__  # type: ignore[attr-defined]
-            return call(original, self, *args)
-
-        module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
-
-    return setting(part, change)
+    return setting(part, lambda module: answering(module, call))
 
 
-def attend(
-    self: Any,
-    x: Any,
-    context: Any,
-    kv: Any,
-    *,
-    tile: bool = False,
-    scores: Callable[[Any], Any] = lambda scores: scores,
-    softmax: Any = None,
-    values: Callable[[Any, Any], Any] = lambda rotate, v: v,
-) -> Any:
-    """jaxmodel's attention, with what can be got wrong inside it as arguments."""
-    import jax
-    import jax.numpy as jnp
+def changing(part: type, change: Callable[[Any], Any]) -> Edit:
+    """Every module of that class returns change(its output); what it returns beside stays."""
 
-    from jaxtwin.jaxmodel.cache import extend
-    from jaxtwin.jaxmodel.probe import probe
+    def call(original: Any, self: Any, *args: Any) -> Any:
+        out = original(*args)
+        return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
 
-    def rotate(y: Any) -> Any:
-        return self.rotate(y, context.positions, context.longest)
-
-    q = self.q_norm(self.q_bias(jnp.einsum("btd,dnh->btnh", x, self.q[...])))
-    k = self.k_norm(self.k_bias(jnp.einsum("btd,dkh->btkh", x, self.k[...])))
-    v = self.v_bias(jnp.einsum("btd,dkh->btkh", x, self.v[...]))
-    q, k = probe(rotate(q), "attn/q"), probe(rotate(k), "attn/k")
-    k, v, kv = extend(kv, k, probe(values(rotate, v), "attn/v"), context.offset)
-    groups = self.groups[1]
-    spread = (
-        (lambda y: jnp.tile(y, (1, 1, groups, 1)))
-        if tile
-        else (lambda y: jnp.repeat(y, groups, axis=2))
-    )
-    s = scores(self.cap(jnp.einsum("btnh,bsnh->bnts", q, spread(k)) * self.scale))
-    s = self.relative(s.reshape(len(s), *self.groups, *s.shape[2:]), context).reshape(s.shape)
-    s = jnp.where(self.window(context)[:, None], s, jnp.finfo(s.dtype).min)
-    weights = jax.nn.softmax(s.astype(softmax or s.dtype), axis=-1).astype(x.dtype)
-    mixed = probe(jnp.einsum("bnts,bsnh->btnh", weights, spread(v)), "attn/mixed")
-    return self.o_bias(jnp.einsum("btnh,nhd->btd", mixed, self.o[...])), kv
+    return calling(part, call)
 
 
-def attending(**how: Any) -> Callable[[Decoder], None]:
-    return calling("Attention", lambda a, self, x, context, kv: attend(self, x, context, kv, **how))
+def tiled(attention: Any) -> None:
+    """K/V heads tiled (0 1 0 1): query head n is served by K/V head n mod k, not n // (n/k)."""
+    kv, groups = attention.groups
+
+    def group(q: Any) -> Any:
+        return q.reshape(*q.shape[:2], groups, kv, q.shape[3]).swapaxes(2, 3)
+
+    def ungroup(mixed: Any) -> Any:
+        return mixed.swapaxes(2, 3).reshape(*mixed.shape[:2], -1, mixed.shape[-1])
+
+    def in_order(original: Any, self: Any, scores: Any, *more: Any) -> Any:
+        """What has a number for each query head is to meet the heads in their own order."""
+        b, _, _, t, s = scores.shape
+        heads = scores.swapaxes(1, 2).reshape(b, kv, groups, t, s)
+        return original(heads, *more).reshape(b, groups, kv, t, s).swapaxes(1, 2)
+
+    attention.group, attention.ungroup = group, ungroup
+    answering(attention.relative, in_order)
+    answering(attention.softmax, in_order)
 
 
-def turning(turn: Callable[..., Any]) -> Callable[[Decoder], None]:
+def rotated_values(attend: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:
+    """Attention whose values turn as its keys do."""
+    changed = copy.copy(self)
+
+    def bias_and_turn(v: Any) -> Any:
+        return self.rotate(self.v_bias(v), context.positions, context.length)
+
+    object.__setattr__(changed, "v_bias", bias_and_turn)
+    return attend.__wrapped__(changed, x, context, kv)
+
+
+def turning(turn: Callable[..., Any]) -> Edit:
     """Rotary positions that answer with turn(rotate, module, x, positions)."""
 
-    def call(rotate: Any, self: Any, x: Any, positions: Any, longest: Any) -> Any:
-        return turn(lambda x, positions: rotate(x, positions, longest), self, x, positions)
+    def call(rotate: Any, self: Any, x: Any, positions: Any, length: Any) -> Any:
+        return turn(lambda x, positions: rotate(x, positions, length), self, x, positions)
 
-    return calling("Rotary", call)
+    return calling(Rotary, call)
 
 
-def wiring(
-    mid: Callable[[Any, Any], Any] = lambda x, part: x + part,
-    out: Callable[[Any, Any, Any], Any] = lambda x, y, part: y + part,
-    feed: Callable[[Any, Any], Any] = lambda x, y: y,
-) -> Callable[[Decoder], None]:
-    """Blocks wired otherwise: `feed` is what the feed-forward's norm reads."""
+def rewired(**changes: Callable[[Any, dict[str, Any]], Any]) -> Edit:
+    """Blocks in which the steps of these names are change(block, the values so far) instead."""
 
     def call(block: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:
-        from jaxtwin.jaxmodel.probe import probe
+        values, aux = {dataflow.IN: x}, NO_AUX
+        for step in dataflow.WIRING[specs.Block]:
+            inputs = [values[name] for name in step.inputs]
+            if step.name in changes:
+                y = changes[step.name](self, values)
+            elif step.parts == ("attn",):
+                y, kv = self.attn(*inputs, context, kv)
+            elif step.parts == ("ffn",):
+                y, aux = self.ffn(*inputs)
+            elif step.parts:
+                y = getattr(self, step.parts[0])(*inputs)
+            else:
+                y = inputs[0] + inputs[1]
+            values[step.name] = probe(y, step.name)
+        return values["out"], kv, aux
 
-        mixed, kv = self.attn(probe(self.pre_attn(x), "pre_attn"), context, kv)
-        mixed = probe(self.post_attn(probe(mixed, "attn")), "post_attn")
-        y = probe(mid(x, mixed), "mid")
-        fed = probe(self.ffn(probe(self.pre_ffn(feed(x, y)), "pre_ffn")), "ffn")
-        return probe(out(x, y, probe(self.post_ffn(fed), "post_ffn")), "out"), kv
-
-    return calling("Block", call)
+    return calling(Block, call)
 
 
-def seeing(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Any]:
-    return lambda attend, self, x, context, kv: attend(x, context._replace(**change(context)), kv)
+def attending(change: Callable[[Any], dict[str, Any]]) -> Edit:
+    """Attention whose context is changed so."""
+
+    def call(attend: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:
+        return attend(x, context._replace(**change(context)), kv)
+
+    return calling(Attention, call)
 
 
 def set_to(**values: Any) -> Callable[[Any], None]:
+    """A change of a module's attributes, each a value or a function of the module."""
+
     def change(module: Any) -> None:
-        for name, value in values.items():
-            setattr(module, name, value(module) if callable(value) else value)
+        new = {name: value(module) if callable(value) else value for name, value in values.items()}
+        for name, value in new.items():
+            setattr(module, name, value)
 
     return change
