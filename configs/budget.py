@@ -39,11 +39,14 @@ def norm(n: RMS | LN | None, size: int) -> Count:
 def attention(a: GQA, d: int) -> Count:
     """Q and O read and write n heads, K and V only k: 2 d n h + 2 d k h.
 
-    Biases, norms of Q and K, and a learned bias of the scores (buckets times heads) come on top.
+    Biases, norms of Q and K, a sink for each head and a learned bias of the scores (buckets times
+    heads) come on top.
     """
     queries, keys = a.heads * a.width, a.kv * a.width
     total = Count(2 * d * queries + 2 * d * keys, 0)
     total += Count(0, queries + 2 * keys if a.bias else 0) + Count(0, d if a.out_bias else 0)
+    if a.sinks:
+        total += Count(0, a.heads)
     if isinstance(a.relative, T5Bias):
         total += Count(a.relative.buckets * a.heads, 0)
     if a.qk_norm is not None:

@@ -234,6 +234,7 @@ class GQA:
     scale: Above0 | None = None
     cap: Above0 | None = None
     window: Size | None = None
+    sinks: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> GQA:

@@ -53,6 +53,21 @@ class Softmax(nnx.Module):
         return jax.nn.softmax(scores, axis=-1)
 
 
+class SinkSoftmax(Softmax):
+    """Attention sinks: a learned logit for each head joins the softmax, and its share is dropped.
+
+    So a head may attend to nothing (gpt-oss, arXiv 2508.10925; Xiao et al. 2023, arXiv 2309.17453).
+    """
+
+    def __init__(self, make: Maker):
+        self.sinks = make.full("n", 0.0)
+
+    def __call__(self, scores: Float[Array, "b k g t s"]) -> Float[Array, "b k g t s"]:
+        sinks = gathered(self.sinks).astype(scores.dtype).reshape(*scores.shape[1:3], 1, 1)
+        sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
+        return self.normalize(jnp.concatenate((scores, sinks), axis=-1))[..., :-1]
+
+
 class Attention(nnx.Module):
     """Grouped-query attention (arXiv 2305.13245): K/V head j serves query heads j n/k ...
 
@@ -76,7 +91,7 @@ class Attention(nnx.Module):
         self.relative = RELATIVES[type(spec.relative)](spec.relative, make, spec.heads)
         self.cap = Skip() if spec.cap is None else Cap(spec.cap)
         self.window = Skip() if spec.window is None else Window(spec.window)
-        self.softmax = Softmax()
+        self.softmax = SinkSoftmax(make) if spec.sinks else Softmax()
         self.groups = (spec.kv, spec.heads // spec.kv)
         self.scale = spec.scale or spec.width**-0.5
 

@@ -54,6 +54,22 @@ class Softmax(nn.Module):
         return scores.softmax(dim=-1)
 
 
+class SinkSoftmax(Softmax):
+    """Attention sinks: a learned logit for each head joins the softmax, and its share is dropped.
+
+    So a head may attend to nothing (gpt-oss, arXiv 2508.10925; Xiao et al. 2023, arXiv 2309.17453).
+    """
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, scores: Float[Tensor, "b n t s"]) -> Float[Tensor, "b n t s"]:
+        b, n, t, _ = scores.shape
+        sinks = self.sinks.to(scores.dtype).view(1, n, 1, 1).expand(b, n, t, 1)
+        return self.normalize(torch.cat((scores, sinks), dim=-1))[..., :-1]
+
+
 class Attention(nn.Module):
     """Grouped-query attention (arXiv 2305.13245): K/V head j serves query heads j n/k ...
 
@@ -72,7 +88,7 @@ class Attention(nn.Module):
         self.relative = RELATIVES[type(spec.relative)](spec.relative, spec.heads)
         self.cap = Skip() if spec.cap is None else Cap(spec.cap)
         self.window = Skip() if spec.window is None else Window(spec.window)
-        self.softmax = Softmax()
+        self.softmax = SinkSoftmax(spec.heads) if spec.sinks else Softmax()
         self.heads, self.kv, self.width = spec.heads, spec.kv, spec.width
         self.scale = spec.scale or spec.width**-0.5
 

@@ -80,6 +80,7 @@ def attention(spec: GQA) -> list[Row]:
         *part("k_norm", spec.qk_norm, "k"),
         *part("rotate", spec.rope),
         *part("relative", spec.relative),
+        *([Row("softmax/sinks", "softmax.sinks", "n -> n")] if spec.sinks else []),
     ]
     return [row.sized(sizes) for row in rows]
 

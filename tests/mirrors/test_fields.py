@@ -145,6 +145,7 @@ CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
     (GQA, "qk_norm"): [(None, "shapes")],
     (GQA, "scale"): [(0.3, "outputs")],
     (GQA, "cap"): [(3.1, "outputs"), (None, "outputs")],
+    (GQA, "sinks"): [(False, "shapes")],
     (GQA, "window"): [(4, "outputs"), (None, "outputs")],
     (Glu, "hidden"): [(11, "shapes")],
     (Glu, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs")],

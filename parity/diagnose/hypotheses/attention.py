@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jaxtwin.parity.diagnose.hypotheses.base import Forward, add, calling, setting
-from jaxtwin.torchref.attention import Window
+from jaxtwin.torchref.attention import SinkSoftmax, Softmax, Window
 from jaxtwin.torchref.cap import Cap
 from jaxtwin.torchref.position import Rotary
 from jaxtwin.torchref.skip import Skip
@@ -190,6 +190,15 @@ add(
     "attn",
     setting(relative=lambda m, v: Skip()),
     values=lambda m: () if isinstance(m.relative, Skip) else (None,),
+)
+add(
+    "sinks-missing",
+    "leaves the attention sinks out of the softmax",
+    "let each head's sink join the softmax, and drop its share",
+    MIXED,
+    "attn",
+    setting(softmax=lambda m, v: Softmax()),
+    values=lambda m: (None,) if isinstance(m.softmax, SinkSoftmax) else (),
 )
 for _probe in ("attn.q", "attn.k"):
     add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtwin.jaxmodel.attention import Attention, NormedHeads, Window
+from jaxtwin.jaxmodel.attention import Attention, NormedHeads, SinkSoftmax, Window
 from jaxtwin.jaxmodel.bias import Bias
 from jaxtwin.jaxmodel.block import PostBlock
 from jaxtwin.jaxmodel.model import Scale
@@ -111,6 +111,11 @@ add(
     "positions-ignored",
     edit=calling(LearnedPositions, _by_slot),
     layered=False,
+)
+add(
+    "sinks-missing",
+    "attention sinks left out of the softmax",
+    edit=calling(SinkSoftmax, lambda f, self, scores: self.normalize(scores)),
 )
 add("residual-scale-missing", "DeepNorm's alpha left out", edit=setting(PostBlock, _alpha))
 add(
