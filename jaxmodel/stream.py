@@ -95,7 +95,7 @@ def written(pending: Pending[T]) -> T:
         raise Unwritable(error) from error
 
 
-class SliceWriter(ocp.type_handlers.TypeHandler):  # type: ignore[misc]  # untyped
+class SliceWriter(ocp.type_handlers.TypeHandler):
     """Writes leaves one after another, a slice while the next is being read.
 
     The disk is kept busy and not waited for: who gives the folder its name does that. The first
