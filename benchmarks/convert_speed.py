@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -63,7 +62,6 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="how often each is measured")
     parser.add_argument("--folder", type=Path, help="where to work (a new folder below)")
     given = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     from jaxtwin.benchmarks.synthetic import make
     from jaxtwin.parity.checkpoints.convert import convert
 

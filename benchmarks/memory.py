@@ -49,7 +49,6 @@ def converted(src: Path, dst: Path, to: str) -> dict[str, object]:
 
 def measured(folder: Path, mib: int) -> dict[str, dict[str, float]]:
     """The peaks of HF -> jax -> HF -> HF, in MiB, with the size of the weights among them."""
-    sys.path.insert(0, str(ROOT))
     from jaxtwin.benchmarks.synthetic import make
 
     size = make(folder / "hf", mib) / 2**20
