@@ -149,7 +149,7 @@ RMS1 = RMS(eps=1e-5)
 LLAMA = base()
 MULTI = base(kv=4, tied=False, pairs="adjacent")
 SANDWICH = block(
-    attn=GQA(heads=4, kv=1, width=6, rope=None),
+    attn=GQA(heads=4, kv=1, width=6, rope=None, sinks=True),
     post_attn=RMS1,
     ffn=Glu(hidden=20, act="gelu_tanh"),
     post_ffn=RMS1,
@@ -234,6 +234,7 @@ EXAMPLES: dict[tuple[str, str], Model] = {
     ("attention extras", "explicit scale"): GEMMA2,
     ("attention extras", "sliding window"): GEMMA3,
     ("attention extras", "biases"): GPT2,
+    ("attention extras", "sinks"): SANDWICH,
     ("layer pattern", "uniform"): LLAMA,
     ("layer pattern", "local/global interleave"): GEMMA3,
     ("FFN", "ReLU"): ORIGINAL,
