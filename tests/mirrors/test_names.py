@@ -1,6 +1,6 @@
 """The mirror rule, read off the source: the same names in the same order on both sides.
 
-And what the rooms' dicts of builders promise: whatever one side can build, the other can, and the
+And what the mirrors' dicts of builders promise: whatever one side can build, the other can, and the
 table has rows for it.
 """
 
@@ -29,7 +29,7 @@ from jaxtwin.torchref import position as torch_position
 JAX = Path(jaxmodel.__file__).parent
 TORCH = Path(torchref.__file__).parent
 
-# Rooms that the plain side has no need of: it stacks nothing, caches nothing, shards nothing.
+# Files that the plain side has no need of: it stacks nothing, caches nothing, shards nothing.
 ONLY_JAX_FILES = {
     "axes.py", "cache.py", "stack.py", "sample.py", "checkpoint.py", "probe.py", "sharding.py",
     "stream.py", "lazy.py",
@@ -104,17 +104,17 @@ def names(path: Path) -> list[str]:
 
 
 def test_the_same_files() -> None:
-    dst = {path.name for path in JAX.glob("*.py")} - ONLY_JAX_FILES
-    assert dst == {path.name for path in TORCH.glob("*.py")}
+    mirrored = {path.name for path in JAX.glob("*.py")} - ONLY_JAX_FILES
+    assert mirrored == {path.name for path in TORCH.glob("*.py")}
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in TORCH.glob("*.py")))
 def test_the_same_names_in_the_same_order(file: str) -> None:
-    alone, there_alone = ONLY_JAX.get(file, {}), ONLY_TORCH.get(file, {})
-    dst, src = names(JAX / file), names(TORCH / file)
-    assert set(alone) <= set(dst), "a difference is listed that is none"
-    assert set(there_alone) <= set(src), "a difference is listed that is none"
-    assert [n for n in dst if n not in alone] == [n for n in src if n not in there_alone]
+    only_jax, only_torch = ONLY_JAX.get(file, {}), ONLY_TORCH.get(file, {})
+    in_jax, in_torch = names(JAX / file), names(TORCH / file)
+    assert set(only_jax) <= set(in_jax), "listed as different, and is not"
+    assert set(only_torch) <= set(in_torch), "listed as different, and is not"
+    assert [n for n in in_jax if n not in only_jax] == [n for n in in_torch if n not in only_torch]
 
 
 def docs(path: Path) -> dict[str, str]:
@@ -127,14 +127,13 @@ def docs(path: Path) -> dict[str, str]:
     "file", ["attention.py", "block.py", "cap.py", "ffn.py", "norm.py", "position.py"]
 )
 def test_a_part_is_described_alike(file: str) -> None:
-    dst = {
-        name: doc for name, doc in docs(JAX / file).items() if name not in ONLY_JAX.get(file, {})
-    }
-    assert dst == docs(TORCH / file)
+    only_jax = ONLY_JAX.get(file, {})
+    in_jax = {name: doc for name, doc in docs(JAX / file).items() if name not in only_jax}
+    assert in_jax == docs(TORCH / file)
 
 
-def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
-    rooms = [
+def test_both_mirrors_have_the_same_keys_and_the_table_has_them_all() -> None:
+    builders = [
         (jax_norm.NORMS, torch_norm.NORMS),
         (jax_position.POSITIONS, torch_position.POSITIONS),
         (jax_position.SCALINGS, torch_position.SCALINGS),
@@ -145,11 +144,11 @@ def test_every_room_has_the_same_keys_and_the_table_has_them_all() -> None:
         (jax_ffn.FFNS, torch_ffn.FFNS),
         (jax_block.BLOCKS, torch_block.BLOCKS),
     ]
-    for dst, src in rooms:
-        assert dst.keys() == src.keys()
-        for part, builder in dst.items():
-            assert builder.__name__.lower() == src[part].__name__.lower()
-    assert set().union(*(dst for dst, _ in rooms)) == decoder_table.ROWS.keys()
+    for in_jax, in_torch in builders:
+        assert in_jax.keys() == in_torch.keys()
+        for part, builder in in_jax.items():
+            assert builder.__name__.lower() == in_torch[part].__name__.lower()
+    assert set().union(*(in_jax for in_jax, _ in builders)) == decoder_table.ROWS.keys()
     assert set(decoder_table.ROWS) - {type(None)} == set(spec_module.PARTS)
     assert jax_position.PAIRS.keys() == torch_position.PAIRS.keys()
     assert jax_ffn.ACTIVATIONS.keys() == torch_ffn.ACTIVATIONS.keys()
@@ -202,7 +201,7 @@ def _in_annotation(function: ast.FunctionDef, node: ast.AST) -> bool:
     ids=lambda p: f"{p.parent.name}/{p.name}",
 )
 def test_no_forward_reads_a_spec(path: Path) -> None:
-    """What is computed is settled at construction."""
+    """What is computed is decided at construction."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and node.name in FORWARDS:
             assert reads_of_spec(node) == [], f"{path.name}: {node.name}"

@@ -1,4 +1,4 @@
-"""The bed that the tests lie in does what it says."""
+"""What conftest.py sets up for every test is so."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def test_our_own_deprecations_are_errors() -> None:
     import warnings
 
     with pytest.raises(DeprecationWarning):
-        warnings.warn_explicit("old", DeprecationWarning, "x.py", 1, module="jaxmodel.norm")
+        warnings.warn_explicit("old", DeprecationWarning, "x.py", 1, module="jaxtwin.jaxmodel.norm")
