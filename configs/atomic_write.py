@@ -1,4 +1,4 @@
-"""Where results are written: whole or not at all, and never over what is there already."""
+"""Results are written completely or not at all, and never over what exists."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Unwritable(Exception):
 def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
     """The place that `dst` names, absolute and without links and dots in the way to it.
 
-    BadInput where something is already (an empty folder is nothing), and where nothing could ever
-    be written: below what is no folder, without permission, under a name that is too long.
+    BadInput where something exists (an empty folder may), and where nothing could be written: below
+    what is not a folder, without permission, under a name that is too long.
     """
-    if "\0" in os.fspath(dst):  # to some of the calls below that is only a file not there
+    if "\0" in os.fspath(dst):  # some of the calls below take that for a missing file
         raise BadInput(f"{os.fspath(dst)!r} cannot be written: a name has no null character")
     try:
         place = _resolved(Path(dst))
@@ -48,16 +48,16 @@ def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
     except (OSError, RuntimeError) as error:  # such as a loop of links
         raise BadInput(f"{dst} cannot be written: {error}") from None
     if any(len(os.fsencode(part.name)) > most for part in missing):
-        raise BadInput(f"{dst} cannot be written: a name has at most {most} bytes there")
+        raise BadInput(f"{dst} cannot be written: a name on that disk has at most {most} bytes")
     return place
 
 
 @contextlib.contextmanager
 def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]:
-    """A hidden sibling to write to (nothing is there yet), named `dst` once all went well.
+    """A hidden sibling path to write to (not made yet), renamed to `dst` once all went well.
 
-    BadInput as `refuse_taken`, when something has appeared at `dst` by then (it is left alone), and
-    when writing fails, on a full disk for one.
+    BadInput as `refuse_taken`, when something has appeared at `dst` meanwhile (it is left so),
+    and when writing fails, on a full disk for one.
     """
     place = refuse_taken(dst, taken)
     new = _missing(place)
@@ -68,10 +68,10 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         except OSError as error:
             raise BadInput(f"{dst} cannot be written: {error}") from None
         yield hidden
-        fsync_tree(hidden)  # or a name could outlive a loss of power, and what it names not
+        fsync_tree(hidden)  # else the name could survive a power loss, and the bytes not
         _name(hidden, place, dst)
     except BaseException as error:
-        for _ in range(20):  # a library's thread may still be putting files there
+        for _ in range(20):  # a library's thread may still be writing files into it
             if not hidden.is_dir():
                 break
             shutil.rmtree(hidden, ignore_errors=True)
@@ -79,7 +79,7 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         with contextlib.suppress(OSError):
             hidden.unlink(missing_ok=True)
         for parent in new:
-            with contextlib.suppress(OSError):  # not ours alone any more
+            with contextlib.suppress(OSError):  # it holds other files by now
                 parent.rmdir()
         full = isinstance(error, OSError) and (
             error.errno in FULL or str(error.filename or "").startswith(str(hidden))
@@ -107,15 +107,15 @@ def fsync_tree(path: Path) -> None:
 def start_writeback(file: int, at: int = 0, length: int = 0) -> None:
     """Has the disk begin on that part of an open file (all by default), without waiting for it.
 
-    `settle` has little left to wait for then. Linux reads the advice in this way; where there is
-    none, nothing is lost.
+    `fsync_tree` then has little left to wait for. Linux takes POSIX_FADV_DONTNEED so; a system
+    without it just writes later.
     """
     with contextlib.suppress(AttributeError, OSError):
         os.posix_fadvise(file, at, length, os.POSIX_FADV_DONTNEED)
 
 
 def file_place(dst: str | os.PathLike[str]) -> Path:
-    """The file that `dst` names, which may be there already, absolute and without links.
+    """The file that `dst` names, which may exist, absolute and without links.
 
     BadInput where a file could not be written: no such folder, a folder, no permission.
     """
@@ -155,14 +155,14 @@ def write_file(dst: str | os.PathLike[str], text: str) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """The way to it resolved, not the name itself: a link that leads nowhere is something there."""
+    """Its folder resolved, not its name: a dangling link counts as existing."""
     if path.name in ("", "..") or path.is_dir():
         return path.resolve()
     return path.parent.resolve() / path.name
 
 
 def _missing(place: Path) -> list[Path]:
-    """The folders above it that are not there, the nearest first."""
+    """The missing folders above it, the nearest first."""
     return [parent for parent in place.parents if not os.path.lexists(parent)]
 
 
@@ -185,5 +185,5 @@ def _name(hidden: Path, place: Path, dst: str | os.PathLike[str]) -> None:
             hidden.unlink()
     except OSError as error:
         if os.path.lexists(place):
-            raise BadInput(f"{dst} appeared meanwhile and is left alone") from None
+            raise BadInput(f"{dst} appeared meanwhile and is left as it is") from None
         raise BadInput(f"{dst} cannot be written: {error}") from None

@@ -55,7 +55,7 @@ def convert(
     BadInput on anything that is wrong with SRC or DST; then nothing is written.
     """
     if to not in TARGETS:
-        raise BadInput(f"there is no target {to!r}; known: {', '.join(TARGETS)}")
+        raise BadInput(f"unknown target {to!r}; known: {', '.join(TARGETS)}")
     dst = Path(dst)
     writers.refuse_taken(dst)
     source = src if isinstance(src, Source) else open_source(src, seed=seed)
@@ -82,7 +82,7 @@ def convert(
     with writers.Behind() as behind:
 
         def hashed(name: str, x: np.ndarray) -> np.ndarray:
-            if x.nbytes <= writers.PIECE:  # once for the hash and for whoever writes it
+            if x.nbytes <= writers.PIECE:  # once for the hash and for the writer
                 x = axis_ops.ordered(x)
             behind.call(lambda: seen.update({name: _sha256(x)}))
             return x
@@ -117,7 +117,7 @@ class Plan:
 
 def to_jax(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     if layout not in decoder_table.LAYOUTS:
-        raise BadInput(f"there is no layout {layout!r}; known: {', '.join(decoder_table.LAYOUTS)}")
+        raise BadInput(f"unknown layout {layout!r}; known: {', '.join(decoder_table.LAYOUTS)}")
     rows = decoder_table.rows(source.spec, layout)
     jax_tensors(source, layout)
 
@@ -138,9 +138,9 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].dst])
     published = backward(rows, source.tensors, source.name)
     _comes_back(forward(rows, published, source.name), source)
-    turned = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
-    if turned:
-        how = f"from {''.join(turned)} to {dialect.pairs} rotary pairs"
+    other_pairs = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
+    if other_pairs:
+        how = f"from {''.join(other_pairs)} to {dialect.pairs} rotary pairs"
         notes.append(f"rows of Q and K are reordered {how}")
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:

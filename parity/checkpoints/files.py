@@ -2,7 +2,7 @@
 
 Every problem of a file becomes a BadInput before any value is read: what a header may not say is
 refused by the libraries that parse it (safetensors, gguf, NumPy, torch's weights-only loader, which
-runs no code), and what several files may not say together is refused here.
+runs no code), and files that contradict one another are refused by this module.
 """
 
 from __future__ import annotations
@@ -228,15 +228,15 @@ def folder_tensors(folder: Path) -> tuple[dict[str, Tensor], list[str]]:
             continue
         notes = []
         if index.exists():
-            tensors, used = indexed(index)
+            tensors, read_files = indexed(index)
             if single.exists():
                 notes.append(
                     f"{single} is not read: {index.name} names the shards that are "
                     "(transformers would read the single file)"
                 )
         else:
-            tensors, used = OPENERS[single.suffix](single), {single.name}
-        return clean(tensors, str(folder), notes), notes + ignored(folder, used | {name})
+            tensors, read_files = OPENERS[single.suffix](single), {single.name}
+        return clean(tensors, str(folder), notes), notes + unread(folder, read_files | {name})
     found = sorted(p.name for p in folder.iterdir() if p.suffix in OPENERS)
     also = f"; without an index {found[0]} cannot be known to be whole" if found else ""
     raise BadInput(f"{folder} has no {' and no '.join(WEIGHTS)}, single or with an index{also}")
@@ -272,11 +272,11 @@ def indexed(index: Path) -> tuple[dict[str, Tensor], set[str]]:
     return {name: held[shard][name] for name, shard in where.items()}, set(shards)
 
 
-def ignored(folder: Path, used: Iterable[str]) -> list[str]:
+def unread(folder: Path, read_files: Iterable[str]) -> list[str]:
     """A note on every other weight file of the folder."""
     suffixes = {*OPENERS, ".pth", ".pt", ".gguf", ".h5", ".msgpack", ".onnx"}
     names = sorted(p.name for p in folder.iterdir() if p.suffix in suffixes)
-    rest = [name for name in names if name not in used]
+    rest = [name for name in names if name not in read_files]
     return [f"not read: {', '.join(rest)} in {folder}"] if rest else []
 
 

@@ -61,7 +61,7 @@ def dequantized(
 
 
 def _block(small: Iterable[str], stated: Any, where: str) -> tuple[int, int]:
-    """The size of the blocks that quantization_config states; BadInput if it is none of ours."""
+    """The block size of quantization_config; BadInput if that scheme is not supported."""
     if stated is None:
         raise BadInput(
             f"{where} holds tensors that are not of a supported dtype ({', '.join(FLOATS)}) "
@@ -71,13 +71,13 @@ def _block(small: Iterable[str], stated: Any, where: str) -> tuple[int, int]:
     stated = stated if isinstance(stated, Mapping) else {"quant_method": stated}
     method = stated.get("quant_method")
     if method != "fp8" or stated.get("fmt", "e4m3") != "e4m3":
-        raise BadInput(f"{where} is quantized by {method!r}, and only fp8 (e4m3) is read here")
+        raise BadInput(f"{where} is quantized by {method!r}, only fp8 (e4m3) is supported")
     block = stated.get("weight_block_size")
-    whole = isinstance(block, list) and len(block) == 2
-    if not whole or not all(type(size) is int and size > 0 for size in block):
+    is_pair = isinstance(block, list) and len(block) == 2
+    if not is_pair or not all(type(size) is int and size > 0 for size in block):
         raise BadInput(
-            f"{where}: weight_block_size must be two whole numbers above 0, got {block!r}; "
-            "scales of whole tensors are not read here"
+            f"{where}: weight_block_size must be two positive integers, got {block!r}; "
+            "one scale for a whole tensor is not supported"
         )
     return block[0], block[1]
 

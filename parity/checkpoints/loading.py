@@ -52,7 +52,7 @@ def decoder(
         )
     dst = jax_tensors(source, layout)
     model = abstract(source.spec, layout=layout)
-    place = _whole(dtype) if mesh is None else _slices(axes.letters(model), dst, mesh, dtype)
+    place = _unsharded(dtype) if mesh is None else _slices(axes.letters(model), dst, mesh, dtype)
     return axes.with_arrays(model, {path: place(path, tensor) for path, tensor in dst.items()})
 
 
@@ -74,7 +74,7 @@ def source_of(model: Decoder, like: Source | None = None) -> Source:
 Place = Callable[[str, Tensor], "jax.Array"]
 
 
-def _whole(dtype: Any) -> Place:
+def _unsharded(dtype: Any) -> Place:
     import jax.numpy as jnp
 
     return lambda path, tensor: jnp.array(tensor.read(), dtype=dtype)

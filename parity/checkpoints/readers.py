@@ -126,16 +126,16 @@ def jax_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     saved = checkpoint.describe(folder)
     parts = checkpoint.parts(folder, saved)
 
-    def alone(path: str) -> np.ndarray:
+    def read_one(path: str) -> np.ndarray:
         return checkpoint.read(folder, [path], step=saved.step)[path]
 
     def tensor(path: str) -> Tensor:
         x = saved.shapes[path]
         if path not in parts:
-            return Tensor(tuple(x.shape), x.dtype, lambda: alone(path))
+            return Tensor(tuple(x.shape), x.dtype, lambda: read_one(path))
         part, several = parts[path], saved.chunks[path] != x.shape
-        whole = tuple(slice(0, size) for size in x.shape)
-        return Tensor(tuple(x.shape), x.dtype, lambda: part(whole), part if several else None)
+        everything = tuple(slice(0, size) for size in x.shape)
+        return Tensor(tuple(x.shape), x.dtype, lambda: part(everything), part if several else None)
 
     rows = decoder_table.rows(saved.spec, saved.layout)
     return saved, backward(rows, {path: tensor(path) for path in saved.shapes}, str(folder))
@@ -185,7 +185,7 @@ def golden_records(records: Mapping[str, Tensor], spec: Model, where: str) -> di
         if not good:
             raise BadInput(f"{where}: {name} must be {what}; {_seen(records[name])}")
 
-    def whole(name: str, rank: int) -> np.ndarray:
+    def integers(name: str, rank: int) -> np.ndarray:
         known = f"ids from 0 to {spec.vocab - 1}"
         what = f"integers (batch, time), {known}" if rank else f"one integer, of the {known}"
         need(records[name].dtype.kind in "iu" and len(records[name].shape) == rank, name, what)
@@ -194,22 +194,22 @@ def golden_records(records: Mapping[str, Tensor], spec: Model, where: str) -> di
         return x
 
     need(records["loss"].dtype.kind == "f" and records["loss"].shape == (), "loss", "one float")
-    ids = whole("ids", 2)
+    ids = integers("ids", 2)
     fits = ids.shape[0] > 0 and PROMPT <= ids.shape[1] <= spec.max_len
     need(fits, "ids", f"(batch, {PROMPT} to {spec.max_len})")
     full = (*ids.shape, spec.vocab)
     logits = records["logits"]
     need(logits.dtype.kind == "f" and logits.shape == full, "logits", f"floats {full}")
-    eos = int(whole("generate/eos_id", 0))
+    eos = int(integers("generate/eos_id", 0))
     generate = {}
-    for name, (new, ends) in GENERATED.items():
+    for name, (new, has_eos) in GENERATED.items():
         key = f"generate/{name}"
         shape = (len(ids), spec.max_len if new is None else min(PROMPT + new, spec.max_len))
-        tokens = whole(key, 2)
+        tokens = integers(key, 2)
         need(tokens.shape == shape, key, f"{shape}, the prompt included")
         same = np.array_equal(tokens[:, :PROMPT], ids[:, :PROMPT])
         need(same, key, f"a continuation of the first {PROMPT} ids")
-        generate[name] = {"prompt": ids[:, :PROMPT], "ids": tokens, "eos": eos if ends else None}
+        generate[name] = {"prompt": ids[:, :PROMPT], "ids": tokens, "eos": eos if has_eos else None}
     loss = float(records["loss"].read())
     return {"ids": ids, "logits": logits.read(), "loss": loss, "generate": generate}
 

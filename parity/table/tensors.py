@@ -1,8 +1,8 @@
 """Tensors not yet read, and rows applied to them: conversion as a lazy mapping.
 
 `forward` and `backward` take named tensors on one side of a list of rows to named tensors on the
-other. Nothing is read until somebody reads, and then one tensor at a time; what the mapping is
-worth is proven first, from names, shapes and dtypes alone.
+other. No value is read before it is asked for, and then one tensor at a time; that the mapping
+is complete and invertible is proven first, from names, shapes and dtypes alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tensor:
         What is read for it is the smallest slice of the file's tensor that holds these values. Of a
         row that merges or splits axes it is more where the index is not whole entries of the first
         letter of a merged axis; and it is the whole tensor where the file allows no slices
-        (an .npz) or where it is fused there of several here.
+        (an .npz) or where the source tensor is fused of several destinations.
         """
         index = tuple(
             slice(*at.indices(size)[:2]) for at, size in zip(index, self.shape, strict=True)
@@ -65,7 +65,7 @@ def moves(rows: Iterable[Row]) -> list[Move]:
 
 
 def src_shapes(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
-    """Every name that the rows have there, with its shape; what several take from, once.
+    """Every source name of the rows with its shape; one that several rows take from, once.
 
     AssertionError if those do not between them take every entry exactly once.
     """
@@ -80,9 +80,9 @@ def src_shapes(rows: Iterable[Row]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def forward(rows: Sequence[Row], src: Tensors, where: str) -> dict[str, Tensor]:
-    """The tensors here, made of those there; a BadInput with every problem if they do not fit.
+    """The destination tensors, made of the source's; BadInput with every problem found.
 
-    A fused tensor is kept while its parts are read one after another, in the order given here.
+    A fused tensor is kept while its parts are read one after another, in the order of the result.
     """
     table = moves(rows)
     prove(src_shapes(rows), src, where)
@@ -101,9 +101,9 @@ def forward(rows: Sequence[Row], src: Tensors, where: str) -> dict[str, Tensor]:
 def backward(rows: Iterable[Row], dst: Tensors, where: str) -> dict[str, Tensor]:
     """The inverse of `forward`.
 
-    A stack is kept while its parts are read one after another, in the order given here, and let go
-    with the last of them. A fused tensor is assembled when it is read, and the stacks that its
-    parts are in are kept alike.
+    A stack is kept while its parts are read one after another, in the order of the result, then
+    freed with the last of them. A fused tensor is assembled when it is read, and the stacks of its
+    parts are kept alike.
     """
     table = moves(rows)
     prove([(m.dst, m.dst_shape) for m in table], dst, where)
@@ -123,12 +123,12 @@ def backward(rows: Iterable[Row], dst: Tensors, where: str) -> dict[str, Tensor]
             if move.take is None:
                 out[name] = _part(move, i, dst, held)
             elif name not in out:
-                out[name] = _whole(name, fused[name], dst, apart)
+                out[name] = _assembled(name, fused[name], dst, apart)
     return out
 
 
 def _fused(table: Sequence[Move]) -> dict[str, list[Move]]:
-    """The moves that take from each fused tensor there, proven to take every entry once."""
+    """The moves that take from each fused source tensor, proven to take every entry once."""
     out: dict[str, list[Move]] = {}
     for move in table:
         for name in move.src if move.take else ():
@@ -156,25 +156,25 @@ def _tiled(name: str, parts: Sequence[Move]) -> None:
         raise AssertionError(f"the table takes {sorted(taken)} of the {size} entries of {name}")
 
 
-def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], given: Tensors, where: str) -> None:
-    """Every tensor given is used exactly once, and every one wanted is there with its shape.
+def prove(wanted: Sequence[tuple[str, tuple[int, ...]]], tensors: Tensors, where: str) -> None:
+    """Proves that `tensors` are exactly the `wanted` ones, each used once and of its shape.
 
     All problems are reported together, in one BadInput.
     """
     shapes = dict(wanted)
     uses = Counter(name for name, _ in wanted)
     problems = [f"  {name}: read {n} times by the table" for name, n in uses.items() if n > 1]
-    spare = sorted(given.keys() - shapes.keys())
-    for name in sorted(shapes.keys() - given.keys()):
+    spare = sorted(tensors.keys() - shapes.keys())
+    for name in sorted(shapes.keys() - tensors.keys()):
         # Looking for a near name takes time, and no more than the first few are shown.
         near = get_close_matches(name, spare, n=1) if len(problems) < SHOWN else []
         hint = f"; is it {near[0]!r}?" if near else ""
         problems.append(f"  {name}: missing, expected shape {shapes[name]}{hint}")
     for name in spare:
-        problems.append(f"  {name}: unexpected, shape {given[name].shape}; nothing would read it")
-    for name in sorted(shapes.keys() & given.keys()):
-        if tuple(given[name].shape) != tuple(shapes[name]):
-            problems.append(f"  {name}: shape {given[name].shape}, expected {shapes[name]}")
+        problems.append(f"  {name}: unexpected, shape {tensors[name].shape}; nothing would read it")
+    for name in sorted(shapes.keys() & tensors.keys()):
+        if tuple(tensors[name].shape) != tuple(shapes[name]):
+            problems.append(f"  {name}: shape {tensors[name].shape}, expected {shapes[name]}")
     if problems:
         raise BadInput(f"{where} does not hold this model's tensors:\n{listed(problems)}")
 
@@ -188,12 +188,12 @@ def listed(problems: Sequence[str]) -> str:
 def _stacked(
     move: Move, src: Tensors, last: Mapping[str, str], held: dict[str, np.ndarray]
 ) -> Tensor:
-    """One tensor here, filled slot by slot, so that only one source is in memory beside it.
+    """One destination tensor, filled slot by slot, with one source tensor at a time in memory.
 
     `held` keeps the last fused tensor read until the part that is `last` to be made of it.
     """
 
-    def whole(name: str) -> np.ndarray:
+    def source(name: str) -> np.ndarray:
         if name not in last:
             return src[name].read()
         x = held.get(name)
@@ -207,7 +207,7 @@ def _stacked(
         return x
 
     def read() -> np.ndarray:
-        parts = (move.forward(whole(name)) for name in move.src)
+        parts = (move.forward(source(name)) for name in move.src)
         if not move.stack:
             part = next(parts)
             return part if move.take is None else part.copy()  # no view that keeps the whole
@@ -239,29 +239,29 @@ def _stacked(
 
 
 def _slot(move: Move, i: int, dst: Tensors, held: dict[str, np.ndarray]) -> np.ndarray:
-    """The i-th of a stack here; `held` keeps the last stack read, if it must be read whole."""
+    """Entry i of a stacked destination; `held` keeps the last stack that allows no slices."""
     if move.stack and dst[move.dst].slices is not None:
         return _slot_part(move, i, dst, (slice(None),) * len(move.dst_shape[len(move.stack) :]))
-    whole = held.get(move.dst)
-    if whole is None:
+    stack = held.get(move.dst)
+    if stack is None:
         held.clear()
-        whole = dst[move.dst].read()
+        stack = dst[move.dst].read()
     if i + 1 < len(move.src):
-        held[move.dst] = whole
+        held[move.dst] = stack
     else:
         held.clear()
-    return whole.reshape(-1, *move.dst_shape[len(move.stack) :])[i]
+    return stack.reshape(-1, *move.dst_shape[len(move.stack) :])[i]
 
 
 def _slot_part(move: Move, i: int, dst: Tensors, index: Index) -> np.ndarray:
-    """The i-th of a stack here at that index of its own axes, nothing else read."""
+    """Entry i of a stacked destination, at that index of its own axes; nothing else is read."""
     at = tuple(slice(n, n + 1) for n in np.unravel_index(i, move.stack)) if move.stack else ()
     part = dst[move.dst].part((*at, *index))
     return part.reshape(part.shape[len(at) :])
 
 
 def _part(move: Move, i: int, dst: Tensors, held: dict[str, np.ndarray]) -> Tensor:
-    """The i-th tensor there that one here is made of."""
+    """The i-th of the source tensors that one destination is stacked from."""
 
     def read() -> np.ndarray:
         return move.backward(_slot(move, i, dst, held))
@@ -274,10 +274,10 @@ def _part(move: Move, i: int, dst: Tensors, held: dict[str, np.ndarray]) -> Tens
     return Tensor(move.src_shape, dst[move.dst].dtype, read, slices if cheap else None)
 
 
-def _whole(
+def _assembled(
     name: str, parts: Sequence[Move], dst: Tensors, held: Mapping[str, dict[str, np.ndarray]]
 ) -> Tensor:
-    """A fused tensor there, assembled from its parts here; `held` keeps the stack of each."""
+    """A fused source tensor, assembled from its parts; `held` keeps the stack of each."""
     shape, dtype = parts[0].src_shape, dst[parts[0].dst].dtype
 
     def read() -> np.ndarray:

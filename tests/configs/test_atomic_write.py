@@ -30,17 +30,17 @@ def test_what_appears_meanwhile_is_left_alone(
     """The loser of two writers, whichever is faster."""
     name, first = atomic_write._name, {}
 
-    def late(hidden: Path, place: Path, said: Any) -> None:
+    def late(hidden: Path, place: Path, message: Any) -> None:
         if hidden.is_dir():
             place.mkdir()
             (place / "theirs").write_text("theirs")
         else:
             place.write_text("theirs")
         first[place] = True
-        name(hidden, place, said)
+        name(hidden, place, message)
 
     monkeypatch.setattr(atomic_write, "_name", late)
-    with pytest.raises(BadInput, match=r"out.* appeared meanwhile and is left alone"):
+    with pytest.raises(BadInput, match=r"out.* appeared meanwhile and is left as it is"):
         convert(ours, tmp_path / dst, to)
     (place,) = first
     kept = place / "theirs" if place.is_dir() else place
@@ -98,7 +98,7 @@ def test_a_long_name_is_written_and_one_too_long_refused(
     assert open_source(dst).spec.d == 24
     for dry_run in (True, False):
         long = tmp_path / "new" / ("n" * 256 + end)
-        with pytest.raises(BadInput, match="a name has at most 255 bytes"):
+        with pytest.raises(BadInput, match="a name on that disk has at most 255 bytes"):
             convert(ours, long, to, dry_run=dry_run)
     assert entries(tmp_path) == {"a.pt", dst.name}
 

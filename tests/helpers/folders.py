@@ -17,6 +17,8 @@ from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.checkpoints.dialects import from_hf
+from jaxtwin.parity.checkpoints.source import open_source
+from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.kit import torch_model
 
 # Every size is of its own, so that no swapped axis goes unseen; 3 heads of 10 are not the width 24.
@@ -142,3 +144,19 @@ def digests(state: dict[str, torch.Tensor]) -> dict[str, str]:
 
 def entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Every tensor, read."""
+    return {name: tensor.read() for name, tensor in tensors.items()}
+
+
+def notes_of(folder: Path) -> str:
+    """The notes that opening a folder gives, one a line."""
+    return "\n".join(open_source(folder).notes)
+
+
+def halves(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The stored tensors of a folder in two parts, for two shards."""
+    tensors = sorted(stored(folder).items())
+    return dict(tensors[: len(tensors) // 2]), dict(tensors[len(tensors) // 2 :])

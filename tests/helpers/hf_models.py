@@ -230,9 +230,9 @@ def model(kind: str, variant: str = "plain", seed: int = 0, **changes: Any) -> A
     """
     torch.manual_seed(seed)
     with_eager = {**changes, "attn_implementation": "eager"}
-    made = transformers.AutoModelForCausalLM.from_config(config(kind, variant, **with_eager))
+    model_ = transformers.AutoModelForCausalLM.from_config(config(kind, variant, **with_eager))
     with torch.no_grad():
-        for module in made.modules():
+        for module in model_.modules():
             rows = 0 if isinstance(module, Conv1D) else 1  # which axis is summed over
             for name, param in module.named_parameters(recurse=False):
                 if param.ndim == 2:
@@ -241,7 +241,7 @@ def model(kind: str, variant: str = "plain", seed: int = 0, **changes: Any) -> A
                     param.normal_(0, 0.3)
                 else:
                     param += torch.rand_like(param) - 0.5
-    return made.eval()
+    return model_.eval()
 
 
 def folder(path: Path, kind: str, variant: str = "plain", dtype: str = "float32") -> Path:

@@ -57,8 +57,8 @@ def of_architecture(
 def _known(table: Mapping[str, Any], name: Any, key: str, where: str) -> Any:
     if isinstance(name, str) and name in table:
         return table[name]
-    said = f"{key} {name!r} is not supported" if name is not None else f"{key} is missing"
-    raise BadInput(f"{where}: {said}; supported: {', '.join(sorted(table))}")
+    problem = f"{key} {name!r} is not supported" if name is not None else f"{key} is missing"
+    raise BadInput(f"{where}: {problem}; supported: {', '.join(sorted(table))}")
 
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""What a dialect is: rows between torchref's names (here) and a published naming (there).
+"""What a dialect is: rows from a published naming (source) to torchref's names (destination).
 
 A dialect lists a row for every kind of tensor that its naming has a place for. `{l}` counts the
 layers. Where rows of Q and K are stored in the order of their rotary pairs, the head axis is
-written "{theirs}" and "{ours}": it is split into pairs and put in the order that the spec turns.
+written "{theirs}" (published) and "{ours}" (torchref's): it is split into pairs and put in the
+order that the spec rotates.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ class Dialect:
     prefix: str = ""
 
     def rows(self, spec: Model) -> list[Row]:
-        """The rows of that model, or a BadInput with every tensor that has no place here."""
+        """The rows of that model, or a BadInput with every tensor that this naming lacks."""
         known = {row.dst: row for row in self.naming}
-        out, homeless = [], []
+        out, unmapped = [], []
         for ours in decoder_table.rows(spec, "unroll"):
             row = known.get(ours.src)
             if row is None:
-                homeless.append(ours.src.format(**{h: v[0] for h, v in ours.holes.items()}))
+                unmapped.append(ours.src.format(**{h: v[0] for h, v in ours.holes.items()}))
                 continue
             theirs, ordered = self._heads(spec, ours)
             pattern = row.pattern.format(theirs=theirs, ours=ordered)
             sizes = {**ours.sizes, **row.sizes, "p": 2, "c": ours.sizes.get("h", 0) // 2}
             out.append(replace(row, pattern=pattern, sizes=sizes, holes=ours.holes))
-        if homeless:
-            raise BadInput(f"{self.name} names have no place for {', '.join(homeless[:8])}")
+        if unmapped:
+            raise BadInput(f"the {self.name} naming has no name for {', '.join(unmapped[:8])}")
         return out
 
     def _heads(self, spec: Model, row: Row) -> tuple[str, str]:
@@ -63,8 +64,8 @@ class Dialect:
             return "h", "h"
         if attn.rope.width not in (None, attn.width):
             raise BadInput(
-                f"{self.name} names are for {self.pairs} rotary pairs; heads of which a part turns "
-                f"in {attn.rope.pairs} ones cannot be reordered"
+                f"the {self.name} naming is for {self.pairs} rotary pairs; heads of which a part "
+                f"rotates, in {attn.rope.pairs} pairs, cannot be reordered"
             )
         return PAIRED[self.pairs], PAIRED[attn.rope.pairs]
 
@@ -74,26 +75,27 @@ class Dialect:
 
 
 class Fields:
-    """A file's settings, of which every one must be taken or be known to change nothing.
+    """A file's settings, each of which must be read, be `fixed` or be `ignored`.
 
-    `must` gives the values that a setting may have because the model computes nothing else; `free`
-    those of any value, with the reason. All that is wrong is collected and refused together.
+    `fixed`: settings that must have one of the listed values, since only those are supported.
+    `ignored`: settings that change nothing computed, with the reason. All problems are collected
+    and raised together, as one BadInput.
     """
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        settings: Mapping[str, Any],
         where: str,
         *,
-        must: Mapping[str, tuple[Any, ...]],
-        free: Mapping[str, str],
+        fixed: Mapping[str, tuple[Any, ...]],
+        ignored: Mapping[str, str],
     ):
-        self.given, self.where, self.must, self.free = given, where, must, free
+        self.settings, self.where, self.fixed, self.ignored = settings, where, fixed, ignored
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.taken: set[str] = set()
 
-    def whole(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
+    def positive_int(self, key: str, *, absent: Any = ANY, null: Any = ANY) -> Any:
         """A positive integer.
 
         `absent` is what a missing or null one means, where it may be; `null` what null alone does.
@@ -120,7 +122,7 @@ class Fields:
         return self._take(key, absent, lambda x: type(x) is bool, "true or false")
 
     def choice(self, key: str, choices: Mapping[Any, Any]) -> Any:
-        """One of the known words, translated."""
+        """One of the known words, as the spec spells it."""
         value = self._take(
             key, ANY, lambda x: isinstance(x, str) and x in choices, " or ".join(map(repr, choices))
         )
@@ -135,62 +137,62 @@ class Fields:
             self.problems.append(f"{key}: {len(value)} words for {count} layers")
         return value
 
-    def spelling(self, *keys: str) -> str:
-        """Which of several names of one setting is there; those that are must agree."""
+    def alias(self, *keys: str) -> str:
+        """Which of several names of one setting the file uses; all that it uses must agree."""
         self.taken |= set(keys)
-        src = [key for key in keys if self.given.get(key) is not None]
-        if any(self.given[key] != self.given[src[0]] for key in src):
-            listed = ", ".join(f"{key}={said(self.given[key])}" for key in src)
-            self.problems.append(f"spellings of one setting disagree: {listed}")
-        return src[0] if src else keys[0]
+        present = [key for key in keys if self.settings.get(key) is not None]
+        if any(self.settings[key] != self.settings[present[0]] for key in present):
+            listed = ", ".join(f"{key}={as_json(self.settings[key])}" for key in present)
+            self.problems.append(f"names of one setting disagree: {listed}")
+        return present[0] if present else keys[0]
 
     def _take(self, key: str, absent: Any, good: Any, kind: str, null: Any = ANY) -> Any:
         self.taken.add(key)
-        value = self.given.get(key)
-        if value is None and key in self.given and null is not ANY:
+        value = self.settings.get(key)
+        if value is None and key in self.settings and null is not ANY:
             return null
         if value is None and absent is not ANY:
             return absent
-        if key not in self.given:
+        if key not in self.settings:
             self.problems.append(f"{key}: missing, and never guessed")
         elif not good(value):
-            self.problems.append(f"{key}: must be {kind}, got {said(value)}")
+            self.problems.append(f"{key}: must be {kind}, got {as_json(value)}")
         else:
             return value
         return None
 
     def leftovers(self) -> None:
-        """Adds the problem of every setting that nobody took."""
-        known = self.taken | self.must.keys() | self.free.keys()
-        for key in sorted(self.given.keys() - self.taken - self.free.keys()):
-            value = self.given[key]
-            if key not in self.must:
-                self.problems.append(f"{key}: not known here; {nearest(key, known)}")
-            elif not any(value == good for good in self.must[key]):
-                only = " or ".join(map(said, self.must[key]))
-                self.problems.append(f"{key}: {said(value)} is not supported, only {only}")
+        """Adds the problem of every setting that was not read."""
+        known = self.taken | self.fixed.keys() | self.ignored.keys()
+        for key in sorted(self.settings.keys() - self.taken - self.ignored.keys()):
+            value = self.settings[key]
+            if key not in self.fixed:
+                self.problems.append(f"{key}: unknown setting; {nearest(key, known)}")
+            elif not any(value == good for good in self.fixed[key]):
+                only = " or ".join(map(as_json, self.fixed[key]))
+                self.problems.append(f"{key}: {as_json(value)} is not supported, only {only}")
 
     def finish(self) -> None:
-        """The BadInput, if anything was wrong or is left over."""
+        """Raises the BadInput, if anything is wrong or was not read."""
         self.leftovers()
         if self.problems:
             lines = "\n".join(f"  {problem}" for problem in self.problems)
-            raise BadInput(f"{self.where} cannot be taken over:\n{lines}")
+            raise BadInput(f"{self.where} cannot be read:\n{lines}")
 
 
-def said(value: Any) -> str:
+def as_json(value: Any) -> str:
     """A setting as its file spells it: true and null, not True and None."""
     return json.dumps(value, default=repr)
 
 
 def is_number(x: Any) -> bool:
     """A number from 0 up to the greatest float; an integer in JSON may be greater."""
-    whole_or_not = isinstance(x, (int, float)) and not isinstance(x, bool)
-    return whole_or_not and 0 <= x <= sys.float_info.max
+    numeric = isinstance(x, (int, float)) and not isinstance(x, bool)
+    return numeric and 0 <= x <= sys.float_info.max
 
 
-def made(build: Any, where: str, **sizes: Any) -> Model:
-    """`build(**sizes)`; what the spec itself refuses becomes a BadInput that names the file."""
+def build_spec(build: Any, where: str, **sizes: Any) -> Model:
+    """`build(**sizes)`; a value that the spec refuses becomes a BadInput that names the file."""
     import pydantic
 
     try:

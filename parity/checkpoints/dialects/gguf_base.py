@@ -56,7 +56,7 @@ NAMING = (
 )
 
 # Settings with one value this model computes (llama.cpp's own defaults).
-MUST: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -65,7 +65,7 @@ MUST: dict[str, tuple[Any, ...]] = {
     "rope.scaling.factor": (1,),
     "rope.scaling.type": ("none",),
 }
-FREE: dict[str, str] = {
+IGNORED: dict[str, str] = {
     "rope.scaling.finetuned": "history only",
     "rope.scaling.original_context_length": "read by scaled frequencies only",
 }
@@ -79,7 +79,7 @@ def settings(
     architecture: str,
     where: str,
     *,
-    must: Mapping[str, tuple[Any, ...]] = MUST,
+    fixed: Mapping[str, tuple[Any, ...]] = FIXED,
 ) -> Fields:
     """The settings of that architecture, to be taken; BadInput on one part of a split file."""
     if metadata.get("split.count", 0) not in (0, 1):
@@ -87,33 +87,35 @@ def settings(
             f"{where} is one part of a split GGUF; llama-gguf-split --merge makes it one"
         )
     prefix = f"{architecture}."
-    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    return Fields(own, f"{where}, settings {prefix}*", must=must, free=FREE)
+    selected = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    return Fields(selected, f"{where}, settings {prefix}*", fixed=fixed, ignored=IGNORED)
 
 
 def sizes(fields: Fields, metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """What every architecture here says: vocab, d, layers, heads, kv, width, hidden, max_len, base,
+    """What every architecture says: vocab, d, layers, heads, kv, width, hidden, max_len, base,
 
     eps and tied. A number is the decimal that its float32 was made from. The file has no flag for
     tying: the head is the embedding when there is no output.weight.
     """
     tokens = metadata.get("tokenizer.ggml.tokens")
     counted = len(tokens) if isinstance(tokens, list) else None
-    heads = fields.whole("attention.head_count")
+    heads = fields.positive_int("attention.head_count")
     out = {
-        "vocab": fields.whole("vocab_size", absent=counted),
-        "d": fields.whole("embedding_length"),
-        "layers": fields.whole("block_count"),
+        "vocab": fields.positive_int("vocab_size", absent=counted),
+        "d": fields.positive_int("embedding_length"),
+        "layers": fields.positive_int("block_count"),
         "heads": heads,
-        "kv": fields.whole("attention.head_count_kv", absent=heads),
-        "hidden": fields.whole("feed_forward_length"),
-        "max_len": fields.whole("context_length"),
+        "kv": fields.positive_int("attention.head_count_kv", absent=heads),
+        "hidden": fields.positive_int("feed_forward_length"),
+        "max_len": fields.positive_int("context_length"),
         "base": decimal(fields.number("rope.freq_base")),
         "eps": decimal(fields.number("attention.layer_norm_rms_epsilon")),
         "tied": "output.weight" not in names,
     }
     if out["vocab"] is None:
-        fields.problems.append("vocab_size: missing, and there is no token list to count")
+        fields.problems.append(
+            "vocab_size: missing, and so is the token list that would be counted"
+        )
     return {**out, "width": _width(fields, out["d"], heads)}
 
 
@@ -122,10 +124,12 @@ def _width(fields: Fields, d: int | None, heads: int | None) -> int | None:
     widths = {
         key: width
         for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
-        if (width := fields.whole(key, absent=None)) is not None
+        if (width := fields.positive_int(key, absent=None)) is not None
     }
     width = widths.get("attention.key_length", (d or 0) // (heads or 1))
-    if any(other != width for other in widths.values()):  # a smaller rotary width turns a part only
+    if any(
+        other != width for other in widths.values()
+    ):  # a smaller rotary width rotates a part only
         fields.problems.append(f"head width {width} expected throughout, got {widths}")
     return widths.get("attention.key_length")
 

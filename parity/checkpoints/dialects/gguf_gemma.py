@@ -1,9 +1,9 @@
 """GGUF files of the architecture "gemma3".
 
 They store the scale of a norm itself, 1 + w, where Hugging Face's files store w. A conversion
-changes no value, so the spec read here scales by what is stored: RMS without offset. That is the
-same function; but w is not the stored value less 1 once 1 + w has been rounded, and so there is no
-way from here to a Hugging Face Gemma.
+changes no value, so the spec read from one scales by what is stored: RMS without offset. That is
+the same function; but w is not the stored value less 1 once 1 + w has been rounded, and so such a
+model cannot be written as a Hugging Face Gemma.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jaxtwin.configs import GQA, RMS, Linear, Model, QKNorm, Rope
 from jaxtwin.configs.gemma import gemma, interleaved
 from jaxtwin.configs.spec import MOST
 from jaxtwin.parity.checkpoints.dialects import gguf_base
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, made
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, build_spec
 
 GGUF_GEMMA = Dialect(name="gguf-gemma", pairs="half", naming=gguf_base.NAMING)
 
-MUST = {k: v for k, v in gguf_base.MUST.items() if not k.startswith("rope.scaling.")}
+FIXED = {k: v for k, v in gguf_base.FIXED.items() if not k.startswith("rope.scaling.")}
 EVERY, LOCAL_BASE = 6, 10_000.0  # what llama.cpp takes for a Gemma 3 whose file does not say
 LARGEST = 62  # layers of the 27B, the one Gemma 3 whose scale is not its head's width ^ -0.5
 
@@ -31,9 +31,9 @@ def from_gguf_gemma3(
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    fields = gguf_base.settings(metadata, "gemma3", where, must=MUST)
+    fields = gguf_base.settings(metadata, "gemma3", where, fixed=FIXED)
     sizes = gguf_base.sizes(fields, metadata, tensors)
-    window = fields.whole("attention.sliding_window")
+    window = fields.positive_int("attention.sliding_window")
     scaling = _scaling(fields)
     local_base = gguf_base.decimal(fields.number("rope.freq_base_swa", absent=None))
     every = _every(fields, sizes["layers"], notes)
@@ -62,16 +62,16 @@ def from_gguf_gemma3(
         }
         plain = Rope(base=local_base, pairs="half")
         local = GQA(**shared, rope=plain, window=window)
-        whole = GQA(**shared, rope=Rope(base=base, pairs="half", scaling=scaling))
-        attention = interleaved(local, whole, layers, every)
+        global_ = GQA(**shared, rope=Rope(base=base, pairs="half", scaling=scaling))
+        attention = interleaved(local, global_, layers, every)
         return gemma(attention=attention, sandwich=True, norm=norm, **rest)
 
-    return made(build, where, **sizes)
+    return build_spec(build, where, **sizes)
 
 
 def _scaling(fields: Fields) -> Linear | None:
     """The global layers' scaling; local ones have none (llama.cpp's scale for them is 1)."""
-    kind = fields.given.get("rope.scaling.type", "none")
+    kind = fields.settings.get("rope.scaling.type", "none")
     fields.taken.add("rope.scaling.type")
     factor = fields.number("rope.scaling.factor", absent=None)
     if kind == "linear" and factor:
@@ -86,9 +86,9 @@ def _scaling(fields: Fields) -> Linear | None:
 def _every(fields: Fields, layers: int | None, notes: list[str]) -> int:
     """Every how many layers one is global: from a number, or from a list with a flag a layer."""
     key = "attention.sliding_window_pattern"
-    value = fields.given.get(key)
+    value = fields.settings.get(key)
     if not isinstance(value, list):
-        every = fields.whole(key, absent=None) or EVERY
+        every = fields.positive_int(key, absent=None) or EVERY
         if value is None:
             notes.append(f"no {key}: every {EVERY}th layer is global, as in llama.cpp")
         if every > MOST:  # a pattern is written out layer by layer

@@ -1,8 +1,8 @@
 """GGUF files of the architecture "llama": Q and K rows in adjacent pairs.
 
 llama.cpp's converter permutes the Q and K rows of a Hugging Face checkpoint (half-split) into
-Meta's order (adjacent), which this architecture turns. The spec read here turns half-split pairs,
-so that a model has the same tensors whether it came as a GGUF or as a Hugging Face file.
+Meta's order (adjacent), which this architecture rotates. The spec read from it rotates half-split
+pairs, so that a model has the same tensors whether it came as a GGUF or as a Hugging Face file.
 
 Of Llama 3.1's scaling such a file holds no setting, only what each pair's frequency is divided by.
 """
@@ -19,12 +19,12 @@ from jaxtwin.configs import Llama3, Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.configs.spec import Scaling
 from jaxtwin.parity.checkpoints.dialects import gguf_base
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, made
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, build_spec
 
 GGUF_LLAMA = Dialect(name="gguf-llama", pairs="adjacent", naming=gguf_base.NAMING)
 
-MUST: dict[str, tuple[Any, ...]] = {
-    **gguf_base.MUST,
+FIXED: dict[str, tuple[Any, ...]] = {
+    **gguf_base.FIXED,
     "attention.clamp_kqv": (0,),
     "attention.sliding_window": (0,),
     "tensor_data_layout": ("Meta AI original pth",),
@@ -43,17 +43,17 @@ def from_gguf(
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    fields = gguf_base.settings(metadata, "llama", where, must=MUST)
+    fields = gguf_base.settings(metadata, "llama", where, fixed=FIXED)
     sizes = gguf_base.sizes(fields, metadata, tensors)
     fields.finish()
-    spec = made(llama, where, **sizes, pairs="half")
+    spec = build_spec(llama, where, **sizes, pairs="half")
     if DIVISORS not in tensors:
         return spec
     width, stored = spec.layers[0].attn.width, tensors[DIVISORS].read()
     for scaling in SCALINGS if (stored != 1).any() else ():
         if are_divisors(stored, sizes["base"], width, scaling):
             notes.append(f"{DIVISORS} holds Llama 3.1's scaled frequencies, by {scaling.factor}")
-            return made(llama, where, **sizes, pairs="half", scaling=scaling)
+            return build_spec(llama, where, **sizes, pairs="half", scaling=scaling)
     return spec
 
 

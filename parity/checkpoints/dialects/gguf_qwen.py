@@ -1,6 +1,6 @@
 """GGUF files of the architectures "qwen2" and "qwen3": Q and K rows as Hugging Face has them.
 
-llama.cpp turns half-split pairs in these (its rope type NEOX), so its converter permutes nothing.
+llama.cpp rotates half-split pairs in these (its rope type NEOX), so its converter permutes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.parity.checkpoints.dialects import gguf_base
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, made
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, build_spec
 
 GGUF_QWEN = Dialect(name="gguf-qwen", pairs="half", naming=gguf_base.NAMING)
 
@@ -43,4 +43,4 @@ def _qwen(
     fields = gguf_base.settings(metadata, architecture, where)
     sizes = gguf_base.sizes(fields, metadata, tensors)
     fields.finish()
-    return made(llama, where, **sizes, **kind, pairs="half")
+    return build_spec(llama, where, **sizes, **kind, pairs="half")

@@ -11,11 +11,11 @@ from typing import Any
 
 from jaxtwin.configs import BadInput, Model, nearest
 from jaxtwin.configs.spec import to_json
-from jaxtwin.parity.checkpoints.dialects.base import made
+from jaxtwin.parity.checkpoints.dialects.base import build_spec
 from jaxtwin.parity.checkpoints.dialects.hf_bloom import BLOOM
 from jaxtwin.parity.checkpoints.dialects.hf_gemma import GEMMA, GEMMA2, GEMMA3
 from jaxtwin.parity.checkpoints.dialects.hf_gpt2 import GPT2
-from jaxtwin.parity.checkpoints.dialects.hf_keys import FREE, TOKEN_IDS, Family, one_dtype
+from jaxtwin.parity.checkpoints.dialects.hf_keys import IGNORED, TOKEN_IDS, Family, one_dtype
 from jaxtwin.parity.checkpoints.dialects.hf_llama import LLAMA, MISTRAL
 from jaxtwin.parity.checkpoints.dialects.hf_olmo2 import OLMO2
 from jaxtwin.parity.checkpoints.dialects.hf_qwen import QWEN2, QWEN3
@@ -34,7 +34,7 @@ HF_CONFIG = "hf_config.json"  # the config.json that a model came with, among th
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
-    """The family of a config's model_type; a BadInput that lists them if there is none."""
+    """The family of a config's model_type; a BadInput that lists the supported ones."""
     inner = config.get("text_config")
     nested = inner.get("model_type") if isinstance(inner, Mapping) else None
     name = config.get("model_type", nested)
@@ -42,12 +42,12 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         return FAMILIES[name]
     if isinstance(name, str) and name in REFUSED:
         raise BadInput(f"{where}: model_type {name!r} is not supported: {REFUSED[name]}")
-    said = "model_type is missing"
+    problem = "model_type is missing"
     if name is not None:
-        said = f"model_type {name!r} is not supported"
+        problem = f"model_type {name!r} is not supported"
         if isinstance(name, str) and "did you mean" in (hint := nearest(name, FAMILIES)):
-            said += f" ({hint})"
-    raise BadInput(f"{where}: {said}; supported: {', '.join(sorted(FAMILIES))}")
+            problem += f" ({hint})"
+    raise BadInput(f"{where}: {problem}; supported: {', '.join(sorted(FAMILIES))}")
 
 
 def decoder_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
@@ -64,10 +64,10 @@ def decoder_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
         raise BadInput(f"{where}: text_config must hold settings, got {inner!r}")
     notes = []
     for key in sorted(k for k in outer.keys() & inner.keys() if outer[k] != inner[k]):
-        said = f"{where}: {key} is {outer[key]!r} outside and {inner[key]!r} in text_config"
-        if key not in FREE and key != "tie_word_embeddings":
-            raise BadInput(said)
-        notes.append(f"{said}; the inner one counts")
+        problem = f"{where}: {key} is {outer[key]!r} at the top and {inner[key]!r} in text_config"
+        if key not in IGNORED and key != "tie_word_embeddings":
+            raise BadInput(problem)
+        notes.append(f"{problem}; the one in text_config is used")
     return {**outer, **inner}, notes
 
 
@@ -86,18 +86,18 @@ def from_hf(
     or has a value that is not supported, and every pair of spellings that disagree.
     """
     family = family_of(config, where)
-    config, said = decoder_config(config, where)
+    config, found = decoder_config(config, where)
     if is_float8(config):  # of the tensors, which are read as their products
         del config["quantization_config"]
     fields = family.fields(config, where)
     one_dtype(fields)
-    spec = made(family.read, where, fields=fields)
+    spec = build_spec(family.read, where, fields=fields)
     if config.get("tie_word_embeddings") is None:
         tied = "are" if family.tied else "are not"
-        told = f"does not say whether embeddings are tied; a {family.architecture}'s {tied}"
-        said.append(f"{where} {told}")
+        assumed = f"does not say whether embeddings are tied; a {family.architecture}'s {tied}"
+        found.append(f"{where} {assumed}")
     if notes is not None:
-        notes += [*said, *(f"{where}: {note}" for note in fields.notes)]
+        notes += [*found, *(f"{where}: {note}" for note in fields.notes)]
     return spec
 
 
@@ -113,14 +113,14 @@ def to_hf(
     `original` is the config.json that the model came with. Where it still says what the spec says,
     every key of it is kept, so that transformers loads what it loaded before; else it is left out
     and a note says so. Without it the first family is taken whose class computes what the spec
-    says. BadInput where there is none, naming the first difference to the nearest. (Only the order
+    says. BadInput where no family fits, naming the first difference to the nearest. (Only the order
     of rotary pairs may differ: the rows of Q and K are reordered.)
     """
     ids = ids or {}
     if original is not None:
         kept, odd = _kept(spec, original)
         if kept is not None:
-            # An id that is none of the vocabulary is not used here, and stands there all the same.
+            # An id outside the vocabulary is used by nothing, and is kept as the file has it.
             known = {key: ids[key] for key in TOKEN_IDS if ids.get(key) is not None}
             return {**in_both_spellings(kept), "torch_dtype": dtype, "dtype": dtype, **known}
         if notes is not None:
@@ -164,8 +164,8 @@ def _written(spec: Model) -> tuple[Family, dict[str, Any]]:
         if not odd:
             return family, config
         ours, theirs = odd[0]
-        said = f"a Hugging Face {family.model_type} has {theirs}, and this model has {ours}"
-        tried.append((len(odd), said))
+        problem = f"a Hugging Face {family.model_type} has {theirs}, and this model has {ours}"
+        tried.append((len(odd), problem))
     raise BadInput(min(tried, key=lambda each: each[0])[1])
 
 
@@ -189,13 +189,16 @@ def _decisions(spec: Model) -> dict[str, Any]:
     def walk(name: str, value: Any) -> dict[str, Any]:
         if isinstance(value, Mapping):
             inner = [walk(f"{name}.{k}", v) for k, v in value.items() if k != "pairs"]
-            return {name: value.get("kind", "there"), **{k: v for d in inner for k, v in d.items()}}
+            return {
+                name: value.get("kind", "present"),
+                **{k: v for d in inner for k, v in d.items()},
+            }
         return {name: value}
 
-    whole = to_json(spec)
-    runs = whole.pop("runs")
+    data = to_json(spec)
+    runs = data.pop("runs")
     layers = [block for run in runs for block in run["blocks"] * run["repeats"]]
-    out = walk("model", whole)
+    out = walk("model", data)
     for i, block in enumerate(layers):
         attn = block["attn"]
         attn["scale"] = attn["scale"] or attn["width"] ** -0.5

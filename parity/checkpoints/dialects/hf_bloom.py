@@ -62,25 +62,25 @@ HF_BLOOM = Dialect(
 
 
 def read(fields: Fields) -> Model:
-    d = fields.whole(fields.spelling("hidden_size", "n_embed"))
-    heads = fields.whole(fields.spelling("n_head", "num_attention_heads"))
-    layers = depth(fields, fields.spelling("n_layer", "num_hidden_layers"))
-    eps, vocab = fields.number("layer_norm_epsilon"), fields.whole("vocab_size")
+    d = fields.positive_int(fields.alias("hidden_size", "n_embed"))
+    heads = fields.positive_int(fields.alias("n_head", "num_attention_heads"))
+    layers = depth(fields, fields.alias("n_layer", "num_hidden_layers"))
+    eps, vocab = fields.number("layer_norm_epsilon"), fields.positive_int("vocab_size")
     hidden = 4 * (d or 0)
-    if fields.whole("n_inner", absent=hidden) != hidden:
+    if fields.positive_int("n_inner", absent=hidden) != hidden:
         fields.problems.append(f"n_inner: the class has 4 * {d} and nothing else")
-    length = fields.whole("seq_length", absent=LENGTH)
+    length = fields.positive_int("seq_length", absent=LENGTH)
     init_std = fields.number("initializer_range", absent=None)
     tied = fields.flag("tie_word_embeddings", absent=True)
     if d and heads and d % heads:
         fields.problems.append(f"hidden_size: {d} is not a multiple of n_head={heads}")
-    split = fields.given.get("pretraining_tp")
-    if fields.given.get("slow_but_exact") and type(split) is int and split > 1:
+    split = fields.settings.get("pretraining_tp")
+    if fields.settings.get("slow_but_exact") and type(split) is int and split > 1:
         fields.problems.append(
             f"slow_but_exact: with pretraining_tp={split} the class leaves out two biases of every "
             "layer; not supported"
         )
-    if fields.given.get("seq_length") is None:
+    if fields.settings.get("seq_length") is None:
         fields.notes.append(f"no seq_length: inputs may be {LENGTH} long, as BLOOM was trained")
     fields.finish()
     before = LN(eps=eps)
@@ -108,7 +108,7 @@ def read(fields: Fields) -> Model:
 
 
 def write(spec: Model) -> dict[str, Any]:
-    block = first_layer(spec, "BLOOM", Mlp, turns=False)
+    block = first_layer(spec, "BLOOM", Mlp, rotary=False)
     return {
         "vocab_size": spec.vocab,
         "hidden_size": spec.d,
@@ -131,8 +131,8 @@ BLOOM = Family(
     write,
     tied=True,
     wide=True,
-    must={"apply_residual_connection_post_layernorm": (False,)},
-    free={
+    fixed={"apply_residual_connection_post_layernorm": (False,)},
+    ignored={
         "attention_dropout": "dropout, in training alone",
         "hidden_dropout": "dropout, in training alone",
         "slow_but_exact": "an order of roundings; the function is the same",

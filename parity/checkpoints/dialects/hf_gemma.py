@@ -48,7 +48,7 @@ LOCAL = "sliding_attention"
 
 
 def _model(
-    said: Sizes,
+    size: Sizes,
     attention: Sequence[GQA],
     *,
     act: Any,
@@ -57,35 +57,35 @@ def _model(
     max_len: int,
     cap: float | None = None,
 ) -> Model:
-    norm = _norm(said)
+    norm = _norm(size)
     after = norm if sandwich else None
-    ffn = Glu(hidden=said.hidden, act=act)
+    ffn = Glu(hidden=size.hidden, act=act)
     return model(
         [
             Block(pre_attn=norm, attn=attn, post_attn=after, pre_ffn=norm, ffn=ffn, post_ffn=after)
             for attn in attention
         ],
-        init_std=said.init_std,
+        init_std=size.init_std,
         norm=norm,
-        d=said.d,
-        vocab=said.vocab,
+        d=size.d,
+        vocab=size.vocab,
         max_len=max_len,
-        embed_scale=said.d**0.5,
+        embed_scale=size.d**0.5,
         tied=tied,
         cap=cap,
     )
 
 
-def _norm(said: Sizes) -> RMS:
-    return RMS(eps=said.eps, offset=True, cast="after")
+def _norm(size: Sizes) -> RMS:
+    return RMS(eps=size.eps, offset=True, cast="after")
 
 
-def _gqa(said: Sizes, turned: Rope | None, bias: bool, **more: Any) -> GQA:
+def _gqa(size: Sizes, rotary: Rope | None, bias: bool, **more: Any) -> GQA:
     return GQA(
-        heads=said.heads,
-        kv=said.kv,
-        width=said.width,
-        rope=turned,
+        heads=size.heads,
+        kv=size.kv,
+        width=size.width,
+        rope=rotary,
         bias=bias,
         out_bias=bias,
         **more,
@@ -93,59 +93,59 @@ def _gqa(said: Sizes, turned: Rope | None, bias: bool, **more: Any) -> GQA:
 
 
 def read_gemma(fields: Fields) -> Model:
-    said = sizes(fields)
+    size = sizes(fields)
     tied = fields.flag("tie_word_embeddings", absent=True)
     bias = fields.flag("attention_bias", absent=False)
     act = fields.choice("hidden_act", GEMMA1_ACTS)
     _second_word(fields, "hidden_activation", act, GEMMA1_ACTS)
-    turned = rope(fields, said.length)
+    rotary = rope(fields, size.length)
     fields.finish()
-    attention = [_gqa(said, turned, bias)] * said.layers
-    max_len = longest({"": turned}, said.length)
-    return _model(said, attention, act=act, sandwich=False, tied=tied, max_len=max_len)
+    attention = [_gqa(size, rotary, bias)] * size.layers
+    max_len = longest({"": rotary}, size.length)
+    return _model(size, attention, act=act, sandwich=False, tied=tied, max_len=max_len)
 
 
 def _second_word(fields: Fields, key: str, act: str | None, words: Mapping[str, str]) -> None:
     """A second key for the activation, which the class does not read: it must agree."""
     fields.taken.add(key)
-    said = fields.given.get(key)
-    if said is not None and (not isinstance(said, str) or words.get(said) != act):
-        fields.problems.append(f"{key}: {said!r} is another activation than the one that is read")
+    value = fields.settings.get(key)
+    if value is not None and (not isinstance(value, str) or words.get(value) != act):
+        fields.problems.append(f"{key}: {value!r} is another activation than the one that is read")
 
 
 def read_gemma2(fields: Fields) -> Model:
-    said = sizes(fields)
-    types = fields.words("layer_types", LAYER_TYPES, said.layers)
+    size = sizes(fields)
+    types = fields.words("layer_types", LAYER_TYPES, size.layers)
     if types is None:  # the class's own, which published files do not write out
-        types = [LAYER_TYPES[i % 2 == 0] for i in range(said.layers)]
-    turned = rope(fields, said.length)
+        types = [LAYER_TYPES[i % 2 == 0] for i in range(size.layers)]
+    rotary = rope(fields, size.length)
     caps = {
         key: fields.number(key, null=None)
         for key in ("attn_logit_softcapping", "final_logit_softcapping")
     }
-    return _read(fields, said, types, dict.fromkeys(LAYER_TYPES, turned), caps, None)
+    return _read(fields, size, types, dict.fromkeys(LAYER_TYPES, rotary), caps, None)
 
 
 def read_gemma3(fields: Fields) -> Model:
-    said = sizes(fields)
-    types = fields.words("layer_types", LAYER_TYPES, said.layers)
-    if types is None or fields.given.get("sliding_window_pattern") is not None:
-        every = fields.whole("sliding_window_pattern") or 1
-        periodic = [LAYER_TYPES[(i + 1) % every != 0] for i in range(said.layers)]
+    size = sizes(fields)
+    types = fields.words("layer_types", LAYER_TYPES, size.layers)
+    if types is None or fields.settings.get("sliding_window_pattern") is not None:
+        every = fields.positive_int("sliding_window_pattern") or 1
+        periodic = [LAYER_TYPES[(i + 1) % every != 0] for i in range(size.layers)]
         if types not in (None, periodic):
             fields.problems.append("sliding_window_pattern: layer_types has other layers slide")
         types = periodic
     fields.taken.add("sliding_window_pattern")
     caps = {"final_logit_softcapping": fields.number("final_logit_softcapping", absent=None)}
-    norm = None if said.eps is None else QKNorm(norm=_norm(said), over="head")
-    return _read(fields, said, types, ropes(fields, said.length), caps, norm)
+    norm = None if size.eps is None else QKNorm(norm=_norm(size), over="head")
+    return _read(fields, size, types, ropes(fields, size.length), caps, norm)
 
 
 def _read(
     fields: Fields,
-    said: Sizes,
+    size: Sizes,
     types: Sequence[str],
-    turned: Mapping[str, Rope | None],
+    rotary: Mapping[str, Rope | None],
     caps: Mapping[str, Any],
     qk_norm: QKNorm | None,
 ) -> Model:
@@ -153,24 +153,26 @@ def _read(
     bias = fields.flag("attention_bias", absent=False)
     act = fields.choice("hidden_activation", ACTS)
     _second_word(fields, "hidden_act", act, ACTS)
-    window = fields.whole("sliding_window")  # the class builds its mask even where none slides
-    scalar = fields.whole("query_pre_attn_scalar")
+    window = fields.positive_int(
+        "sliding_window"
+    )  # the class builds its mask even where none slides
+    scalar = fields.positive_int("query_pre_attn_scalar")
     fields.finish()
-    scale = None if scalar == said.width else scalar**-0.5
+    scale = None if scalar == size.width else scalar**-0.5
     cap = caps.get("attn_logit_softcapping")
 
     def attn(kind: str) -> GQA:
         seen = window if kind == LOCAL else None
         more = {"qk_norm": qk_norm, "scale": scale, "cap": cap, "window": seen}
-        return _gqa(said, turned[kind], bias, **more)
+        return _gqa(size, rotary[kind], bias, **more)
 
     return _model(
-        said,
+        size,
         [attn(kind) for kind in types],
         act=act,
         sandwich=True,
         tied=tied,
-        max_len=longest({kind: turned[kind] for kind in types}, said.length),
+        max_len=longest({kind: rotary[kind] for kind in types}, size.length),
         cap=caps["final_logit_softcapping"],
     )
 
@@ -230,9 +232,9 @@ def _write(spec: Model, block: Block) -> dict[str, Any]:
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1, None)}
-GEMMA = Family("gemma", "GemmaForCausalLM", HF_GEMMA, read_gemma, write_gemma, True, must=PLAIN)
+GEMMA = Family("gemma", "GemmaForCausalLM", HF_GEMMA, read_gemma, write_gemma, True, fixed=PLAIN)
 GEMMA2 = Family(
-    "gemma2", "Gemma2ForCausalLM", HF_GEMMA2, read_gemma2, write_gemma2, True, must=PLAIN
+    "gemma2", "Gemma2ForCausalLM", HF_GEMMA2, read_gemma2, write_gemma2, True, fixed=PLAIN
 )
 GEMMA3 = Family(
     "gemma3_text",
@@ -241,6 +243,6 @@ GEMMA3 = Family(
     read_gemma3,
     write_gemma3,
     True,
-    must={**PLAIN, "attn_logit_softcapping": (None,)},  # the class has no cap of scores
-    free={"_sliding_window_pattern": "what layer_types was made from"},
+    fixed={**PLAIN, "attn_logit_softcapping": (None,)},  # the class has no cap of scores
+    ignored={"_sliding_window_pattern": "what layer_types was made from"},
 )

@@ -73,12 +73,12 @@ ACTS = {
 
 
 def read(fields: Fields) -> Model:
-    d, heads = (fields.whole(key) for key in ("n_embd", "n_head"))
+    d, heads = (fields.positive_int(key) for key in ("n_embd", "n_head"))
     layers = depth(fields, "n_layer")
-    length = fields.whole(fields.spelling("n_positions", "n_ctx"))
-    hidden = fields.whole("n_inner", absent=4 * (d or 0))
+    length = fields.positive_int(fields.alias("n_positions", "n_ctx"))
+    hidden = fields.positive_int("n_inner", absent=4 * (d or 0))
     act = fields.choice("activation_function", ACTS)
-    eps, vocab = fields.number("layer_norm_epsilon"), fields.whole("vocab_size")
+    eps, vocab = fields.number("layer_norm_epsilon"), fields.positive_int("vocab_size")
     scaled = fields.flag("scale_attn_weights", absent=True)
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", absent=False)
     init_std = fields.number("initializer_range", absent=None)
@@ -115,12 +115,12 @@ def _scale(width: int, scaled: bool, by_layer: bool, i: int) -> float:
 
 
 def write(spec: Model) -> dict[str, Any]:
-    block = first_layer(spec, "GPT-2", Mlp, turns=False)
+    block = first_layer(spec, "GPT-2", Mlp, rotary=False)
     width = block.attn.width
-    given = [b.attn.scale or width**-0.5 for b in spec.layers]
+    scales = [b.attn.scale or width**-0.5 for b in spec.layers]
     flags = [(True, False), (True, True), (False, False), (False, True)]
     scaled, by_layer = next(
-        (f for f in flags if [_scale(width, *f, i) for i in range(len(given))] == given), flags[0]
+        (f for f in flags if [_scale(width, *f, i) for i in range(len(scales))] == scales), flags[0]
     )
     return {
         "vocab_size": spec.vocab,
@@ -148,7 +148,7 @@ GPT2 = Family(
     write,
     tied=True,
     wide=True,
-    free={
+    ignored={
         "attn_pdrop": "dropout, in training alone",
         "embd_pdrop": "dropout, in training alone",
         "resid_pdrop": "dropout, in training alone",

@@ -13,7 +13,7 @@ from jaxtwin.parity.checkpoints.dialects.hf_rope import length_of
 from jaxtwin.parity.table.row import Row
 
 # Keys that change the computation, with the only values under which it is the one we do.
-MUST: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0, None),
     "quantization_config": (None,),
     "auto_map": (None,),
@@ -29,7 +29,7 @@ MUST: dict[str, tuple[Any, ...]] = {
     "tie_last_hidden_states": (None,),
 }
 # Keys that may hold anything, and why.
-FREE: dict[str, str] = {
+IGNORED: dict[str, str] = {
     "_name_or_path": "where it came from",
     "name_or_path": "where it came from",
     "transformers_version": "who wrote it",
@@ -133,14 +133,19 @@ class Family:
     read: Callable[[Fields], Model]
     write: Callable[[Model], dict[str, Any]]
     tied: bool
-    must: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    free: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False
 
     def fields(self, config: Mapping[str, Any], where: str) -> Fields:
-        own = {"model_type": (self.model_type,), "architectures": ([self.architecture], None)}
-        must = {key: values for key, values in MUST.items() if key not in self.free}
-        return Fields(config, where, must={**must, **own, **self.must}, free={**FREE, **self.free})
+        identity = {"model_type": (self.model_type,), "architectures": ([self.architecture], None)}
+        fixed = {key: values for key, values in FIXED.items() if key not in self.ignored}
+        return Fields(
+            config,
+            where,
+            fixed={**fixed, **identity, **self.fixed},
+            ignored={**IGNORED, **self.ignored},
+        )
 
 
 @dataclass(frozen=True)
@@ -165,24 +170,26 @@ def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
     `kv`: a missing num_key_value_heads is as many as heads ("heads"), null alone is ("null"), or
     neither ("given"). `derived`: so is a missing or null head_dim d / heads.
     """
-    heads, d = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    heads, d = fields.positive_int("num_attention_heads"), fields.positive_int("hidden_size")
     means = {"heads": {"absent": heads}, "null": {"null": heads}, "given": {}}[kv]
-    k = fields.whole("num_key_value_heads", **means)
-    width = fields.whole("head_dim", absent=0) if derived else fields.whole("head_dim")
+    k = fields.positive_int("num_key_value_heads", **means)
+    width = (
+        fields.positive_int("head_dim", absent=0) if derived else fields.positive_int("head_dim")
+    )
     if width == 0 and heads and d:
         width = d // heads
         if d % heads:
-            said = f"hidden_size: {d} is not a multiple of heads={heads}; give head_dim"
-            fields.problems.append(said)
+            problem = f"hidden_size: {d} is not a multiple of heads={heads}; give head_dim"
+            fields.problems.append(problem)
     return Sizes(
-        vocab=fields.whole("vocab_size"),
+        vocab=fields.positive_int("vocab_size"),
         d=d,
         layers=depth(fields, "num_hidden_layers"),
         heads=heads,
         kv=k,
         width=width,
-        hidden=fields.whole("intermediate_size"),
-        length=fields.whole("max_position_embeddings"),
+        hidden=fields.positive_int("intermediate_size"),
+        length=fields.positive_int("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
         init_std=fields.number("initializer_range", absent=None),
     )
@@ -190,7 +197,7 @@ def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
 
 def depth(fields: Fields, key: str) -> int:
     """How many layers; 0 and a problem where no machine could list them."""
-    layers = fields.whole(key) or 0
+    layers = fields.positive_int(key) or 0
     if layers > MOST:
         fields.problems.append(f"{key}: repeats={layers} is more than {MOST} repetitions")
         return 0
@@ -223,13 +230,13 @@ def beside(spec: Model) -> dict[str, Any]:
     }
 
 
-def first_layer(spec: Model, name: str, ffn: type, *, turns: bool = True) -> Block:
+def first_layer(spec: Model, name: str, ffn: type, *, rotary: bool = True) -> Block:
     """The first layer, where it is of the family's kind at all; a BadInput where it is not."""
     block = spec.layers[0]
     wanted = {
-        "norms before each part": isinstance(block, Block),
+        "a residual sum that no norm follows": isinstance(block, Block),
         f"a feed-forward of the kind {ffn.__name__}": isinstance(block.ffn, ffn),
-        "rotary positions": not turns or block.attn.rope is not None,
+        "rotary positions": not rotary or block.attn.rope is not None,
         "a final norm": spec.norm is not None,
     }
     for what, src in wanted.items():
@@ -266,13 +273,13 @@ def runs(layers: Sequence[Block | PostBlock]) -> tuple[Run, ...]:
     if period == n:
         period = next((i for i in range(n) if layers[i] != layers[0]), n)
         return (Run(blocks=(layers[0],), repeats=period), *runs(layers[period:]))
-    times = n // period
-    first = Run(blocks=tuple(layers[:period]), repeats=times)
-    return (first, *runs(layers[period * times :]))
+    repeats = n // period
+    first = Run(blocks=tuple(layers[:period]), repeats=repeats)
+    return (first, *runs(layers[period * repeats :]))
 
 
 def one_dtype(fields: Fields) -> None:
-    old, new = fields.given.get("torch_dtype"), fields.given.get("dtype")
+    old, new = fields.settings.get("torch_dtype"), fields.settings.get("dtype")
     if old is not None and new is not None and old != new:
         fields.problems.append(
             f"two spellings of the dtype disagree: torch_dtype={old!r}, dtype={new!r}"
@@ -284,4 +291,4 @@ def word(act: str, words: Mapping[str, str]) -> str:
     for theirs, ours in words.items():
         if ours == act:
             return theirs
-    raise BadInput(f"there is no word for the activation {act!r}; known: {', '.join(words)}")
+    raise BadInput(f"no published word for the activation {act!r}; known: {', '.join(words)}")

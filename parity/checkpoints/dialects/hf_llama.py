@@ -32,43 +32,43 @@ HF_MISTRAL = Dialect("hf-mistral", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half"
 
 
 def read_llama(fields: Fields) -> Model:
-    said = sizes(fields, kv="heads", derived=True)
+    size = sizes(fields, kv="heads", derived=True)
     bias = fields.flag("attention_bias", absent=False)
-    return _read(fields, said, bias, fields.flag("mlp_bias", absent=False), None)
+    return _read(fields, size, bias, fields.flag("mlp_bias", absent=False), None)
 
 
 def read_mistral(fields: Fields) -> Model:
-    said = sizes(fields, kv="null", derived=True)
-    return _read(fields, said, False, False, fields.whole("sliding_window", null=None))
+    size = sizes(fields, kv="null", derived=True)
+    return _read(fields, size, False, False, fields.positive_int("sliding_window", null=None))
 
 
-def _read(fields: Fields, said: Any, bias: bool, mlp_bias: bool, window: int | None) -> Model:
+def _read(fields: Fields, size: Any, bias: bool, mlp_bias: bool, window: int | None) -> Model:
     tied = fields.flag("tie_word_embeddings", absent=False)
     act = fields.choice("hidden_act", ACTS)
-    turned = rope(fields, said.length)
+    rotary = rope(fields, size.length)
     fields.finish()
-    norm = RMS(eps=said.eps)
+    norm = RMS(eps=size.eps)
     block = Block(
         pre_attn=norm,
         attn=GQA(
-            heads=said.heads,
-            kv=said.kv,
-            width=said.width,
-            rope=turned,
+            heads=size.heads,
+            kv=size.kv,
+            width=size.width,
+            rope=rotary,
             bias=bias,
             out_bias=bias,
             window=window,
         ),
         pre_ffn=norm,
-        ffn=Glu(hidden=said.hidden, act=act, bias=mlp_bias),
+        ffn=Glu(hidden=size.hidden, act=act, bias=mlp_bias),
     )
     return model(
-        [block] * said.layers,
-        init_std=said.init_std,
+        [block] * size.layers,
+        init_std=size.init_std,
         norm=norm,
-        d=said.d,
-        vocab=said.vocab,
-        max_len=longest({"": turned}, said.length),
+        d=size.d,
+        vocab=size.vocab,
+        max_len=longest({"": rotary}, size.length),
         tied=tied,
     )
 
@@ -111,7 +111,7 @@ LLAMA = Family(
     read_llama,
     write_llama,
     tied=False,
-    must={**PLAIN, "sliding_window": (None,)},
+    fixed={**PLAIN, "sliding_window": (None,)},
 )
 MISTRAL = Family(
     "mistral",
@@ -120,5 +120,5 @@ MISTRAL = Family(
     read_mistral,
     write_mistral,
     tied=False,
-    must={**PLAIN, "attention_bias": (False, None), "mlp_bias": (False, None)},
+    fixed={**PLAIN, "attention_bias": (False, None), "mlp_bias": (False, None)},
 )

@@ -1,7 +1,7 @@
 """Hugging Face's OLMo 2: norms on the outputs alone, and QK-norm over the whole projection.
 
-In bfloat16 the class turns queries and keys in float32 and rounds once, at the end; both mirrors
-round cos and sin first, as every Llama does. In float32 and wider the two are the same.
+In bfloat16 the class rotates queries and keys in float32 and rounds once, at the end; both mirrors
+round cos and sin first, as the Llama class does. In float32 and wider the two are the same.
 """
 
 from __future__ import annotations
@@ -84,5 +84,5 @@ OLMO2 = Family(
     read_olmo2,
     write_olmo2,
     tied=False,
-    must={"partial_rotary_factor": (1, None), "layer_types": (None,), "sliding_window": (None,)},
+    fixed={"partial_rotary_factor": (1, None), "layer_types": (None,), "sliding_window": (None,)},
 )

@@ -34,15 +34,17 @@ def windows(fields: Fields, layers: int) -> list[int | None]:
     use_sliding_window false turns sliding_window off altogether. Else layers from number
     max_window_layers on slide, unless layer_types says which.
     """
-    used = fields.flag("use_sliding_window", absent=False)
-    window = fields.whole("sliding_window", null=None) if used else None
+    sliding = fields.flag("use_sliding_window", absent=False)
+    window = fields.positive_int("sliding_window", null=None) if sliding else None
     types = fields.words("layer_types", LAYER_TYPES, layers)
-    if used and window and types is None:
+    if sliding and window and types is None:
         start = fields.count("max_window_layers")
         if start is not None:
             types = [LAYER_TYPES[i >= start] for i in range(layers)]
     if types and "sliding_attention" in types and window is None:
-        fields.problems.append("layer_types: layers slide and there is no window that is used")
+        fields.problems.append(
+            "layer_types: some are sliding_attention, and no sliding_window is in use"
+        )
     if types is None:
         types = ["full_attention"] * layers
     return [window if kind == "sliding_attention" else None for kind in types]
@@ -53,39 +55,39 @@ def read_qwen2(fields: Fields) -> Model:
 
 
 def read_qwen3(fields: Fields) -> Model:
-    said = sizes(fields, kv="null")
+    size = sizes(fields, kv="null")
     bias = fields.flag("attention_bias", absent=False)
-    return _read(fields, said, bias, bias, "head")
+    return _read(fields, size, bias, bias, "head")
 
 
-def _read(fields: Fields, said: Sizes, bias: bool, out_bias: bool, over: Any) -> Model:
-    seen = windows(fields, said.layers)
+def _read(fields: Fields, size: Sizes, bias: bool, out_bias: bool, over: Any) -> Model:
+    seen = windows(fields, size.layers)
     tied = fields.flag("tie_word_embeddings", absent=False)
     act = fields.choice("hidden_act", ACTS)
-    turned = rope(fields, said.length)
+    rotary = rope(fields, size.length)
     fields.finish()
-    norm = RMS(eps=said.eps)
+    norm = RMS(eps=size.eps)
 
     def block(window: int | None) -> Block:
         attn = GQA(
-            heads=said.heads,
-            kv=said.kv,
-            width=said.width,
-            rope=turned,
+            heads=size.heads,
+            kv=size.kv,
+            width=size.width,
+            rope=rotary,
             bias=bias,
             out_bias=out_bias,
             qk_norm=QKNorm(norm=norm, over=over) if over else None,
             window=window,
         )
-        return Block(pre_attn=norm, attn=attn, pre_ffn=norm, ffn=Glu(hidden=said.hidden, act=act))
+        return Block(pre_attn=norm, attn=attn, pre_ffn=norm, ffn=Glu(hidden=size.hidden, act=act))
 
     return model(
         [block(window) for window in seen],
-        init_std=said.init_std,
+        init_std=size.init_std,
         norm=norm,
-        d=said.d,
-        vocab=said.vocab,
-        max_len=longest({"": turned}, said.length),
+        d=size.d,
+        vocab=size.vocab,
+        max_len=longest({"": rotary}, size.length),
         tied=tied,
     )
 
@@ -100,7 +102,7 @@ def write_qwen3(spec: Model) -> dict[str, Any]:
 
 
 def _write(spec: Model, block: Block) -> dict[str, Any]:
-    """Which layers slide stands there twice, for readers of either version, where it can."""
+    """Which layers slide is written twice where it can be, for transformers 4 and 5."""
     assert block.attn.rope is not None
     types, window = layer_types(spec)
     start = types.index("sliding_attention") if window else len(types)
@@ -128,8 +130,8 @@ QWEN2 = Family(
     read_qwen2,
     write_qwen2,
     tied=False,
-    must=PLAIN,
-    free=UNUSED,
+    fixed=PLAIN,
+    ignored=UNUSED,
 )
 QWEN3 = Family(
     "qwen3",
@@ -138,6 +140,6 @@ QWEN3 = Family(
     read_qwen3,
     write_qwen3,
     tied=False,
-    must=PLAIN,
-    free=UNUSED,
+    fixed=PLAIN,
+    ignored=UNUSED,
 )

@@ -22,26 +22,28 @@ LOCAL_BASE = "rope_local_base_freq"
 def rope(fields: Fields, length: int | None) -> Rope | None:
     """The one rope of a model; None where the fields have problems. `length`: its positions."""
     fields.taken |= set(FLAT)
-    groups = {name: fields.given.get(name) for name in FLAT[1:]}
+    groups = {name: fields.settings.get(name) for name in FLAT[1:]}
     return _rope(fields, groups, "rope_theta", length)
 
 
 def ropes(fields: Fields, length: int | None) -> dict[str, Rope | None]:
     """Gemma 3's two, by layer type: rope_parameters is nested, rope_scaling is the global one's."""
     fields.taken |= {*FLAT, LOCAL_BASE}
-    nested = fields.given.get("rope_parameters") or {}
+    nested = fields.settings.get("rope_parameters") or {}
     if not isinstance(nested, Mapping) or not nested.keys() <= set(LAYER_TYPES):
         fields.problems.append(f"rope_parameters: must hold {' and '.join(LAYER_TYPES)}")
         nested = {}
     inner = {name: {f"rope_parameters.{name}": nested.get(name)} for name in LAYER_TYPES}
-    whole = {"rope_scaling": fields.given.get("rope_scaling"), **inner["full_attention"]}
+    full = {"rope_scaling": fields.settings.get("rope_scaling"), **inner["full_attention"]}
     found = {
-        "full_attention": _rope(fields, whole, "rope_theta", length),
+        "full_attention": _rope(fields, full, "rope_theta", length),
         "sliding_attention": _rope(fields, inner["sliding_attention"], LOCAL_BASE, length),
     }
     for name, one in found.items():
         if one is not None and isinstance(one.scaling, Yarn) and not one.scaling.truncate:
-            fields.problems.append(f"rope_parameters.{name}.truncate: transformers ignores it here")
+            fields.problems.append(
+                f"rope_parameters.{name}.truncate: not read in a model with two ropes"
+            )
     return found
 
 
@@ -64,8 +66,8 @@ def _rope(
     """One rope from the base beside the groups and what the groups say."""
     bases: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
-    if fields.given.get(base_key) is not None:
-        bases[base_key] = fields.given[base_key]
+    if fields.settings.get(base_key) is not None:
+        bases[base_key] = fields.settings[base_key]
     rest: dict[str, dict[str, Any]] = {}
     for label, inside in groups.items():
         if inside is None:
@@ -99,11 +101,11 @@ def _rope(
     return None
 
 
-def _agree(fields: Fields, what: str, said: Mapping[str, Any]) -> bool:
+def _agree(fields: Fields, what: str, values: Mapping[str, Any]) -> bool:
     """Whether all spellings of it say the same; a problem where they do not."""
-    same = len({repr(float(x) if is_number(x) else x) for x in said.values()}) < 2
+    same = len({repr(float(x) if is_number(x) else x) for x in values.values()}) < 2
     if not same:
-        listed = ", ".join(f"{key}={value!r}" for key, value in said.items())
+        listed = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fields.problems.append(f"two spellings of the {what} disagree: {listed}")
     return same
 
@@ -119,17 +121,17 @@ def _scaling(
     for name, inside in groups.items():
         settings |= inside
         for key in inside:
-            told = {f"{other}.{key}": given.get(key) for other, given in groups.items()}
+            values = {f"{other}.{key}": group.get(key) for other, group in groups.items()}
             if kind != "default" and name == label:
-                _agree(fields, key, told)
+                _agree(fields, key, values)
             elif kind != "default" and key not in groups[label]:
                 fields.problems.append(f"{name}.{key}: not in {label}, which transformers reads")
-    must = {"partial_rotary_factor": (1, None)}
-    free = {}
+    fixed = {"partial_rotary_factor": (1, None)}
+    ignored = {}
     if kind == "default":  # what only scaled kinds read
-        must |= {"factor": (1, None)}
-        free = {ORIGINAL: "of scaled kinds"}
-    inner = Fields(settings, label, must=must, free=free)
+        fixed |= {"factor": (1, None)}
+        ignored = {ORIGINAL: "of scaled kinds"}
+    inner = Fields(settings, label, fixed=fixed, ignored=ignored)
     out = None
     try:
         out = KINDS[kind](inner, length)
@@ -152,17 +154,17 @@ def _linear(fields: Fields, length: int | None) -> Linear | None:
 def _dynamic(fields: Fields, length: int | None) -> DynamicNTK | None:
     """Its original length is max_position_embeddings and nothing else."""
     factor = fields.number("factor")
-    if fields.whole(ORIGINAL, absent=length) != length:
-        fields.problems.append(f"{ORIGINAL}: transformers takes max_position_embeddings here")
+    if fields.positive_int(ORIGINAL, absent=length) != length:
+        fields.problems.append(f"{ORIGINAL}: transformers takes max_position_embeddings instead")
     if fields.problems or length is None:
         return None
     return DynamicNTK(factor=factor, original=length)
 
 
 def _yarn(fields: Fields, length: int | None) -> Yarn | None:
-    original = fields.whole(ORIGINAL, absent=length)
+    original = fields.positive_int(ORIGINAL, absent=length)
     factor = fields.number("factor", null=None)
-    given = fields.number("attention_factor", absent=None)
+    scale = fields.number("attention_factor", absent=None)
     over, under = (fields.number(key, absent=None) for key in ("mscale", "mscale_all_dim"))
     fast = fields.number("beta_fast", absent=None) or 32.0
     slow = fields.number("beta_slow", absent=None) or 1.0
@@ -171,12 +173,12 @@ def _yarn(fields: Fields, length: int | None) -> Yarn | None:
         return None
     if factor is None:
         factor = length / original
-    if given is None:
-        given = magnitude(factor)
+    if scale is None:
+        scale = magnitude(factor)
         if over and under:
-            given = magnitude(factor, over) / magnitude(factor, under)
+            scale = magnitude(factor, over) / magnitude(factor, under)
     return Yarn(
-        factor=factor, original=original, fast=fast, slow=slow, truncate=truncate, magnitude=given
+        factor=factor, original=original, fast=fast, slow=slow, truncate=truncate, magnitude=scale
     )
 
 
@@ -188,7 +190,7 @@ def magnitude(factor: float, mscale: float = 1.0) -> float:
 def _llama3(fields: Fields, length: int | None) -> Llama3 | None:
     factor = fields.number("factor")
     low, high = (fields.number(key) for key in ("low_freq_factor", "high_freq_factor"))
-    original = fields.whole(ORIGINAL, absent=length)
+    original = fields.positive_int(ORIGINAL, absent=length)
     if fields.problems or length is None:
         return None
     return Llama3(factor=factor, low=low, high=high, original=original)
@@ -196,17 +198,17 @@ def _llama3(fields: Fields, length: int | None) -> Llama3 | None:
 
 def _longrope(fields: Fields, length: int | None) -> LongRope | None:
     short, long = (fields.numbers(key) for key in ("short_factor", "long_factor"))
-    original = fields.whole(ORIGINAL, absent=length)
+    original = fields.positive_int(ORIGINAL, absent=length)
     factor = fields.number("factor", absent=None)
-    given = fields.number("attention_factor", absent=None)
-    if original == 1 and given is None:
+    scale = fields.number("attention_factor", absent=None)
+    if original == 1 and scale is None:
         fields.problems.append(f"{ORIGINAL}: 1 gives no attention_factor")
     if fields.problems or length is None:
         return None
-    if given is None:
+    if scale is None:
         ratio = length / original if factor is None else factor
-        given = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
-    return LongRope(short=short, long=long, original=original, magnitude=given)
+        scale = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+    return LongRope(short=short, long=long, original=original, magnitude=scale)
 
 
 KINDS: dict[str, Callable[[Fields, int | None], Any]] = {
@@ -248,47 +250,47 @@ def written(scaling: Scaling | None) -> dict[str, Any]:
                 "attention_factor": scaling.magnitude,
             }
         case Yarn():
-            own = scaling.magnitude == magnitude(scaling.factor)
+            derived = scaling.magnitude == magnitude(scaling.factor)
             return {
                 "rope_type": "yarn",
                 "factor": scaling.factor,
                 ORIGINAL: scaling.original,
                 "beta_fast": scaling.fast,
                 "beta_slow": scaling.slow,
-                **({} if own else {"attention_factor": scaling.magnitude}),
+                **({} if derived else {"attention_factor": scaling.magnitude}),
                 **({} if scaling.truncate else {"truncate": False}),
             }
     return {}
 
 
 def in_both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the spelling that it lacks, made from the one it has."""
+    """The config in both spellings, the absent one made from the other."""
     new = config.get("rope_parameters")
     out = dict(config)
     if new:
         nested = "full_attention" in new
-        whole = new["full_attention"] if nested else new
-        base = whole.get("rope_theta", config.get("rope_theta"))
+        full = new["full_attention"] if nested else new
+        base = full.get("rope_theta", config.get("rope_theta"))
         if base is not None:
             out["rope_theta"] = base
         if nested:
             local = new["sliding_attention"].get("rope_theta", config.get(LOCAL_BASE))
             out |= {} if local is None else {LOCAL_BASE: local}
         if "rope_scaling" not in config:
-            old = {k: v for k, v in whole.items() if k != "rope_theta"}
+            old = {k: v for k, v in full.items() if k != "rope_theta"}
             plain = old.get("rope_type", "default") == "default"
             out["rope_scaling"] = None if plain else old
     elif config.get("rope_theta") is not None:
         old = config.get("rope_scaling") or {}
         kind = old.get("rope_type", old.get("type", "default"))
-        whole = {
+        full = {
             **old,
             "rope_type": kind,
             "rope_theta": old.get("rope_theta", config["rope_theta"]),
         }
         out["rope_scaling"] = config.get("rope_scaling")
-        out["rope_parameters"] = whole
+        out["rope_parameters"] = full
         if LOCAL_BASE in config:
             local = {"rope_type": "default", "rope_theta": config[LOCAL_BASE]}
-            out["rope_parameters"] = {"full_attention": whole, "sliding_attention": local}
+            out["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     return out

@@ -3,9 +3,9 @@
 params.json leaves much to Meta's code, which is another for each release. What a file leaves out is
 settled here in one of three ways, never by a silent default: by the tensors (vocabulary, width of
 the feed-forward, tying), by what no two releases share (the sizes, the base), with a note, or not
-at all: then the file is refused, and the message says which key settles it. The spec read here
-turns half-split pairs, so that a model has the same tensors whether it came as Meta's or as Hugging
-Face's file.
+at all: then the file is refused, and the message says which key settles it. The spec read
+rotates half-split pairs, so that a model has the same tensors whether it came as Meta's file or as
+Hugging Face's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxtwin.configs import Llama3, Model
 from jaxtwin.configs.llama import llama
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, made
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, build_spec
 from jaxtwin.parity.table.row import Row
 
 LAYER = "layers.{l}."
@@ -47,7 +47,7 @@ META_LLAMA = Dialect(
     ),
 )
 
-FREE = {"max_batch_size": "how text is generated"}
+IGNORED = {"max_batch_size": "how text is generated"}
 BASE = 10_000.0  # in the code of Llama 1 and 2, whose files do not name it
 # (dim, n_layers, n_heads, n_kv_heads) of every model published with use_scaled_rope -> its factor,
 # which neither the file nor the tensors hold (meta-llama/Llama-3.1-* and -3.2-*, config.json).
@@ -74,9 +74,9 @@ def from_meta(
     A BadInput names every setting that is missing, unknown or not settled, and a feed-forward whose
     width is not that of its tensor.
     """
-    fields = Fields(params, where, must={"vocab_size": (-1,)}, free=FREE)
-    d, layers, heads = (fields.whole(key) for key in ("dim", "n_layers", "n_heads"))
-    kv = fields.whole("n_kv_heads", absent=heads)
+    fields = Fields(params, where, fixed={"vocab_size": (-1,)}, ignored=IGNORED)
+    d, layers, heads = (fields.positive_int(key) for key in ("dim", "n_layers", "n_heads"))
+    kv = fields.positive_int("n_kv_heads", absent=heads)
     eps = fields.number("norm_eps")
     base = fields.number("rope_theta", absent=None)
     scaling = _scaling(fields, (d, layers, heads, kv), notes)
@@ -90,7 +90,7 @@ def from_meta(
         base = BASE
         notes.append(f"{where} has no rope_theta: base {BASE}, as in the code of Llama 1 and 2")
     sizes |= {"d": d, "layers": layers, "heads": heads, "kv": kv, "base": base, "eps": eps}
-    return made(llama, where, **sizes, tied=tied, scaling=scaling, pairs="half")
+    return build_spec(llama, where, **sizes, tied=tied, scaling=scaling, pairs="half")
 
 
 def ffn_width(dim: int, multiplier: float | None, multiple_of: int) -> int:
@@ -102,7 +102,7 @@ def ffn_width(dim: int, multiplier: float | None, multiple_of: int) -> int:
 
 
 def _hidden(fields: Fields, dim: int | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    multiple = fields.whole("multiple_of")
+    multiple = fields.positive_int("multiple_of")
     multiplier = fields.number("ffn_dim_multiplier", absent=None)
     name = "layers.0.feed_forward.w1.weight"
     if dim is None or multiple is None:
@@ -111,7 +111,7 @@ def _hidden(fields: Fields, dim: int | None, shapes: Mapping[str, tuple[int, ...
     if name in shapes and shapes[name][0] != hidden:
         fields.problems.append(
             f"multiple_of and ffn_dim_multiplier: they make a feed-forward of {hidden}, and {name} "
-            f"has {shapes[name][0]}; are all consolidated files there?"
+            f"has {shapes[name][0]}; is a consolidated file missing?"
         )
     return hidden
 
@@ -120,8 +120,8 @@ def _vocabulary(
     fields: Fields, shapes: Mapping[str, tuple[int, ...]], notes: list[str]
 ) -> int | None:
     """Llama 1 and 2 write -1, the tokenizer's size; the embedding has it too."""
-    if fields.given.get("vocab_size") != -1:
-        return fields.whole("vocab_size")
+    if fields.settings.get("vocab_size") != -1:
+        return fields.positive_int("vocab_size")
     held = shapes.get("tok_embeddings.weight", (0,))[0]
     notes.append(f"vocab_size is -1: {held}, the rows of tok_embeddings.weight")
     return held
@@ -163,8 +163,8 @@ def _length(
 
     It bounds the input and changes no number that is computed.
     """
-    if (said := fields.whole("max_seq_len", absent=None)) is not None:
-        return said
+    if (stated := fields.positive_int("max_seq_len", absent=None)) is not None:
+        return stated
     releases: dict[tuple[float | None, float | None, bool], tuple[str, int]] = {
         (500_000.0, 1e-5, True): ("3.1 and later", SCALED_LENGTH),
         (500_000.0, 1e-5, False): ("3", 8_192),

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, made
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, build_spec
 from jaxtwin.parity.table.row import Row
 
 REFERENCE = Dialect(
@@ -40,18 +40,18 @@ REFERENCE = Dialect(
 
 def from_reference(config: Mapping[str, Any], where: str) -> Model:
     """The spec of a golden file's config; a BadInput on a key too many, too few or out of range."""
-    fields = Fields(config, where, must={}, free={})
+    fields = Fields(config, where, fixed={}, ignored={})
     sizes = {
-        "vocab": fields.whole("vocab"),
-        "d": fields.whole("width"),
-        "layers": fields.whole("layers"),
-        "heads": fields.whole("heads"),
-        "kv": fields.whole("kv_heads"),
-        "hidden": fields.whole("hidden"),
-        "max_len": fields.whole("context"),
+        "vocab": fields.positive_int("vocab"),
+        "d": fields.positive_int("width"),
+        "layers": fields.positive_int("layers"),
+        "heads": fields.positive_int("heads"),
+        "kv": fields.positive_int("kv_heads"),
+        "hidden": fields.positive_int("hidden"),
+        "max_len": fields.positive_int("context"),
         "base": fields.number("theta"),
         "eps": fields.number("eps"),
         "tied": fields.flag("tied"),
     }
     fields.finish()
-    return made(llama, where, **sizes, pairs=REFERENCE.pairs)
+    return build_spec(llama, where, **sizes, pairs=REFERENCE.pairs)

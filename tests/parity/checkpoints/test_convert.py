@@ -83,8 +83,8 @@ def test_hf_to_jax_to_hf(tmp_path: Path, layout: str, dtype: str, tied: bool) ->
     src = convert(source, tmp_path / "jax", "jax", layout=layout, sha256=True)
     back = convert(tmp_path / "jax", tmp_path / "b", "hf", sha256=True)
     assert src["sha256"] == back["sha256"]
-    whole = [(tmp_path / f / "model.safetensors").read_bytes() for f in "ab"]
-    assert whole[0] == whole[1]
+    files = [(tmp_path / f / "model.safetensors").read_bytes() for f in "ab"]
+    assert files[0] == files[1]
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "b", output_loading_info=True
     )
@@ -124,10 +124,10 @@ def test_the_other_pairing_is_the_same_model_in_transformers_too(tmp_path: Path)
     def apart(a: torch.Tensor, b: torch.Tensor) -> float:
         return float(torch.linalg.norm(a.double() - b) / torch.linalg.norm(b))
 
-    truth, same, other = run(spec, state), run(turned, moved), run(turned, state)
-    assert apart(same, truth) < 1e-13
-    assert apart(other[:, 0], truth[:, 0]) < 1e-13
-    assert apart(other[:, 1:], truth[:, 1:]) > 0.1
+    reference, same, other = run(spec, state), run(turned, moved), run(turned, state)
+    assert apart(same, reference) < 1e-13
+    assert apart(other[:, 0], reference[:, 0]) < 1e-13
+    assert apart(other[:, 1:], reference[:, 1:]) > 0.1
 
     one = convert(pt_file(tmp_path / "a.pt", spec, state), tmp_path / "a", "hf")
     two = convert(pt_file(tmp_path / "b.pt", turned, moved), tmp_path / "b", "hf")
@@ -140,7 +140,7 @@ def test_the_other_pairing_is_the_same_model_in_transformers_too(tmp_path: Path)
         tmp_path / "a", dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        assert apart(theirs(ids).logits, truth) <= 2 * apart(model.float()(ids), truth)
+        assert apart(theirs(ids).logits, reference) <= 2 * apart(model.float()(ids), reference)
 
 
 def test_every_way_round_gives_the_same_hashes(tmp_path: Path) -> None:
@@ -280,13 +280,13 @@ def test_a_dry_run_proves_and_writes_nothing(tmp_path: Path) -> None:
     assert q["source"] == [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(3)]
     assert q["torchref"] == [f"layers.{i}.attn.q.weight" for i in range(3)]
     assert (q["pattern"], q["shape"], q["dtype"]) == ("(n h) d -> d n h", [3, 24, 6, 10], "float32")
-    used = [name for step in report["plan"] for name in step["source"]]
-    assert sorted(used) == sorted(stored(folder))
+    sources = [name for step in report["plan"] for name in step["source"]]
+    assert sorted(sources) == sorted(stored(folder))
     convert(folder, tmp_path / "jax")
     back = convert(tmp_path / "jax", tmp_path / "out", "hf", dry_run=True)["plan"]
     assert sorted(step["target"] for step in back) == sorted(stored(folder))
-    made = {step["target"]: step for step in back}
-    gate = made["model.layers.1.mlp.gate_proj.weight"]
+    by_target = {step["target"]: step for step in back}
+    gate = by_target["model.layers.1.mlp.gate_proj.weight"]
     assert (gate["source"], gate["shape"]) == (["stack/runs/0/0/ffn/gate"], [20, 24])
     torch_plan = convert(folder, tmp_path / "x.pt", "torch", dry_run=True)["plan"]
     assert {s["target"] for s in torch_plan} == set(open_source(folder).tensors)

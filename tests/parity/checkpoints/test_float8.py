@@ -38,9 +38,9 @@ def folder(path: Path, **arrays: np.ndarray) -> dict[str, Tensor]:
 def test_the_product_of_each_block(tmp_path: Path) -> None:
     """Case 49: neither axis is whole blocks."""
     other = np.ones(3, ml_dtypes.bfloat16)
-    given = folder(tmp_path, x__weight=W, x__weight_scale_inv=SCALES, n__weight=other)
+    opened = folder(tmp_path, x__weight=W, x__weight_scale_inv=SCALES, n__weight=other)
     notes: list[str] = []
-    out = float8.dequantized(given, config(), "here", notes)
+    out = float8.dequantized(opened, config(), "here", notes)
     assert out.keys() == {"x.weight", "n.weight"}
     assert (out["x.weight"].dtype, out["x.weight"].shape) == (np.float32, (5, 3))
     assert out["x.weight"].read().tolist() == WANTED
@@ -52,11 +52,11 @@ def test_the_product_of_each_block(tmp_path: Path) -> None:
 def test_every_float8_value_comes_out_of_the_file(tmp_path: Path) -> None:
     """All 256 of them, NaN and minus zero too, behind other tensors in the file."""
     raw = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    given = folder(tmp_path, a=np.ones(3, np.float32), b=raw.view(FP8), c=np.ones((2, 2), FP8))
-    got = given["b"].read()
+    opened = folder(tmp_path, a=np.ones(3, np.float32), b=raw.view(FP8), c=np.ones((2, 2), FP8))
+    got = opened["b"].read()
     assert got.dtype == FP8
     np.testing.assert_array_equal(got.view(np.uint8), raw)
-    part = given["b"].part((slice(3, 5), slice(7, 9)))
+    part = opened["b"].part((slice(3, 5), slice(7, 9)))
     np.testing.assert_array_equal(part.view(np.uint8), raw[3:5, 7:9])
 
 
@@ -77,14 +77,14 @@ def test_any_shape_and_block(r: int, c: int, b0: int, b1: int, data: st.DataObje
 
 def test_scales_may_be_bfloat16(tmp_path: Path) -> None:
     s = SCALES.astype(ml_dtypes.bfloat16)
-    given = {"w": Tensor.of(W), "w_scale_inv": Tensor.of(s)}
-    assert float8.dequantized(given, config(), "here", [])["w"].read().tolist() == WANTED
+    opened = {"w": Tensor.of(W), "w_scale_inv": Tensor.of(s)}
+    assert float8.dequantized(opened, config(), "here", [])["w"].read().tolist() == WANTED
 
 
 def test_what_is_not_float8_is_left_alone() -> None:
-    given = {"w": Tensor.of(np.ones((2, 2), np.float32))}
+    opened = {"w": Tensor.of(np.ones((2, 2), np.float32))}
     notes: list[str] = []
-    assert float8.dequantized(given, {}, "here", notes) == given
+    assert float8.dequantized(opened, {}, "here", notes) == opened
     assert notes == []
 
 
@@ -120,19 +120,19 @@ def test_what_cannot_be_scaled_is_refused(tensors: dict[str, Any], message: str)
     ("stated", "message"),
     [
         ({}, "without the quantization_config that would say how they are scaled:\n  w: F8_E4M3"),
-        ({"quantization_config": "int4"}, "quantized by .int4., and only fp8"),
-        (config(quant_method="awq"), "quantized by 'awq', and only fp8"),
-        (config(fmt="e5m2"), "only fp8 .e4m3. is read"),
-        (config(weight_block_size=None), "must be two whole numbers above 0, got None"),
-        (config(weight_block_size=[128]), "must be two whole numbers"),
-        (config(weight_block_size=[128, 0]), "must be two whole numbers"),
-        (config(weight_block_size=[2.0, 2]), "must be two whole numbers"),
+        ({"quantization_config": "int4"}, "quantized by .int4., only fp8"),
+        (config(quant_method="awq"), "quantized by 'awq', only fp8"),
+        (config(fmt="e5m2"), "only fp8 .e4m3. is supported"),
+        (config(weight_block_size=None), "must be two positive integers, got None"),
+        (config(weight_block_size=[128]), "must be two positive integers"),
+        (config(weight_block_size=[128, 0]), "must be two positive integers"),
+        (config(weight_block_size=[2.0, 2]), "must be two positive integers"),
     ],
 )
 def test_another_way_of_scaling_is_refused(stated: dict[str, Any], message: str) -> None:
-    given = {"w": Tensor.of(W), "w_scale_inv": Tensor.of(SCALES)}
+    opened = {"w": Tensor.of(W), "w_scale_inv": Tensor.of(SCALES)}
     with pytest.raises(BadInput, match=f"^here.*{message}"):
-        float8.dequantized(given, stated, "here", [])
+        float8.dequantized(opened, stated, "here", [])
 
 
 def test_float8_is_no_dtype_of_other_folders(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_float8_is_no_dtype_of_other_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["cut", "gone"])
 def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path, change: str) -> None:
     """Read whole, in part, and scaled."""
-    given = folder(tmp_path, x__weight=W, x__weight_scale_inv=SCALES)
-    scaled = float8.dequantized(given, config(), "here", [])["x.weight"]
+    opened = folder(tmp_path, x__weight=W, x__weight_scale_inv=SCALES)
+    scaled = float8.dequantized(opened, config(), "here", [])["x.weight"]
     file = tmp_path / "model.safetensors"
     if change == "cut":
         file.write_bytes(file.read_bytes()[:-20])
@@ -153,8 +153,8 @@ def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path: Path, chan
         file.unlink()
     message = {"cut": "has become shorter since it was opened", "gone": "cannot be read: No such"}
     for read in (
-        given["x.weight"].read,
-        lambda: given["x.weight"].part((slice(0, 1), slice(0, 1))),
+        opened["x.weight"].read,
+        lambda: opened["x.weight"].part((slice(0, 1), slice(0, 1))),
         scaled.read,
     ):
         with pytest.raises(BadInput, match=message[change]):

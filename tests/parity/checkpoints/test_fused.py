@@ -23,12 +23,12 @@ def tensors(**arrays: Any) -> dict[str, Tensor]:
     return {name: Tensor.of(np.asarray(x)) for name, x in arrays.items()}
 
 
-def values(given: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.read() for name, tensor in given.items()}
+def values(named: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in named.items()}
 
 
 def come_back(rows: list[Row], src: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the rows make of the tensors there, once it was seen to come back bit for bit."""
+    """The destinations that the rows make of these sources, checked to come back bit for bit."""
     dst = values(forward(rows, tensors(**src), "x"))
     back = values(backward(rows, tensors(**dst), "x"))
     assert back.keys() == src.keys()
@@ -316,15 +316,15 @@ def test_a_part_is_what_the_whole_has_there(case: Any, data: st.DataObject) -> N
     rows, src = case
     reads: list[int] = []
     dst = forward(rows, {k: watched(x, reads) for k, x in src.items()}, "x")
-    values_here = {name: watched(tensor.read(), reads) for name, tensor in dst.items()}
-    back = backward(rows, values_here, "x")
+    dst_tensors = {name: watched(tensor.read(), reads) for name, tensor in dst.items()}
+    back = backward(rows, dst_tensors, "x")
     for tensor in (*dst.values(), *back.values()):
         bounds = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in tensor.shape]
         index = tuple(slice(*bound) for bound in bounds)
-        got, whole = tensor.part(index), tensor.read()
-        assert got.dtype == whole.dtype
-        assert got.tobytes() == whole[index].tobytes()
-        assert got.shape == whole[index].shape
+        got, full = tensor.part(index), tensor.read()
+        assert got.dtype == full.dtype
+        assert got.tobytes() == full[index].tobytes()
+        assert got.shape == full[index].shape
 
 
 def test_a_part_of_whole_heads_reads_no_more_than_it() -> None:

@@ -24,7 +24,7 @@ from jaxtwin.jaxmodel import stream
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.tests.helpers.folders import hf_folder
-from jaxtwin.tests.parity.checkpoints.test_files_gguf import write_gguf
+from jaxtwin.tests.helpers.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
 LONGEST = 20  # seconds

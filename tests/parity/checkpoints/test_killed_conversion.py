@@ -70,13 +70,13 @@ def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str, kills: int) 
     source = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16"))
     convert(source, tmp_path / "hf", "hf", shard=4_000_000)
     due = hashes(open_source(tmp_path / "hf").tensors)
-    whole = started(tmp_path / "hf", tmp_path / "whole", to)
+    undisturbed = started(tmp_path / "hf", tmp_path / "whole", to)
     start = time.perf_counter()
-    go(whole)
-    assert whole.stdout is not None
-    assert whole.stdout.readline() == "done\n"
+    go(undisturbed)
+    assert undisturbed.stdout is not None
+    assert undisturbed.stdout.readline() == "done\n"
     took = time.perf_counter() - start
-    whole.wait()
+    undisturbed.wait()
     rng = random.Random(to)
     killed, half, left = 0, 0, set[str]()
     for i in range(3 * kills):

@@ -21,7 +21,7 @@ from jaxtwin.jaxmodel.sharding import from_slices
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.folders import bits, pt_file, torch_state
-from jaxtwin.tests.parity.checkpoints.test_files_gguf import write_gguf
+from jaxtwin.tests.helpers.gguf_files import write_gguf
 from jaxtwin.train import mesh
 
 SPEC = llama(
@@ -94,7 +94,7 @@ print(json.dumps({"shapes": shapes, "asked": asked, "bytes": bytes}))
 """
 
 
-def alone(src: Path, layout: str, count: str = "") -> dict[str, Any]:
+def in_a_process(src: Path, layout: str, count: str = "") -> dict[str, Any]:
     """Both ways of loading, in a process of 8 devices without torch and transformers."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(src), layout, count],
@@ -110,7 +110,7 @@ def alone(src: Path, layout: str, count: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("layout", ["scan", "unroll"])
 def test_each_device_gets_its_slice_of_the_file(sources: dict[str, Path], layout: str) -> None:
     """Heads, ffn width and vocabulary cut in 2, and the model's width; every byte read once."""
-    seen = alone(sources["hf"], layout, "count")
+    seen = in_a_process(sources["hf"], layout, "count")
     stack, layers = ("stack/runs/0/0/", [3]) if layout == "scan" else ("stack/layers/1/", [])
     for name, due in {
         "embed/weight": [24, 16],
@@ -130,7 +130,7 @@ def test_each_device_gets_its_slice_of_the_file(sources: dict[str, Path], layout
 
 @pytest.mark.parametrize("kind", ["jax", "gguf"])
 def test_other_sources_are_cut_alike(sources: dict[str, Path], kind: str) -> None:
-    seen = alone(sources[kind], "scan")
+    seen = in_a_process(sources[kind], "scan")
     stack = "stack/runs/0/0/"
     due = {"jax": [3, 16, 2, 8], "gguf": [2, 32, 2, 16]}[kind]
     assert seen["shapes"][f"{stack}attn/q"] == due
@@ -140,10 +140,10 @@ def test_a_torch_file_and_another_dtype(sources: dict[str, Path]) -> None:
     """Rounded slice by slice as it is rounded whole."""
     devices = mesh.build(runs.Mesh(data=1, fsdp=2, tensor=2))
     for dtype in (None, "float32", "float16"):
-        whole = axes.arrays(jaxtwin.load(sources["pt"], dtype=dtype))
+        unsharded = axes.arrays(jaxtwin.load(sources["pt"], dtype=dtype))
         cut = axes.arrays(jaxtwin.load(sources["pt"], dtype=dtype, mesh=devices))
         assert bits({k: np.asarray(v) for k, v in cut.items()}) == bits(
-            {k: np.asarray(v) for k, v in whole.items()}
+            {k: np.asarray(v) for k, v in unsharded.items()}
         )
         assert {str(x.dtype) for x in cut.values()} == {dtype or "bfloat16"}
 
@@ -152,8 +152,8 @@ def test_a_loaded_model_computes_over_the_mesh(sources: dict[str, Path]) -> None
     model = jaxtwin.load(
         sources["hf"], dtype="float32", mesh=mesh.build(runs.Mesh(data=1, fsdp=2, tensor=4))
     )
-    whole = jaxtwin.load(sources["hf"], dtype="float32")
-    got, due = (np.asarray(m(np.arange(12).reshape(2, 6))) for m in (model, whole))
+    unsharded = jaxtwin.load(sources["hf"], dtype="float32")
+    got, due = (np.asarray(m(np.arange(12).reshape(2, 6))) for m in (model, unsharded))
     assert np.linalg.norm(got - due) < 1e-5 * np.linalg.norm(due)
 
 

@@ -25,7 +25,7 @@ from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.folders import bits, pt_file, torch_state
-from jaxtwin.tests.parity.table.test_decoder_table import wild
+from jaxtwin.tests.helpers.random_bits import random_bits
 
 SPEC = llama(
     vocab=40, d=32, layers=5, heads=4, kv=2, hidden=48, max_len=32, base=500.0, pairs="half",
@@ -77,9 +77,9 @@ def test_no_write_fails_unheard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     source, right = pt_file(tmp_path / "a.pt", SPEC, torch_state(SPEC, "bfloat16")), stream.written
     calls: list[Any] = []
 
-    async def counted(future: Any) -> Any:
-        calls.append(future)
-        done = await right(future)
+    def counted(pending: Any) -> Any:
+        calls.append(pending)
+        done = right(pending)
         if len(calls) in wrong:
             raise Unwritable("lost")
         return done
@@ -160,11 +160,11 @@ def test_the_way_back_reads_a_layer_at_a_time(
 def test_a_part_of_a_stored_array_is_read_alone(tmp_path: Path) -> None:
     where = folder(tmp_path)
     saved, tensors = readers.jax_folder(where)
-    whole = checkpoint.read(where)
+    stored = checkpoint.read(where)
     for path, part in checkpoint.parts(where, saved).items():
-        index = tuple(slice(n // 3, n // 3 + 1 + n // 2) for n in whole[path].shape)
-        assert part(index).tobytes() == whole[path][index].tobytes()
-        assert part(index).dtype == whole[path].dtype
+        index = tuple(slice(n // 3, n // 3 + 1 + n // 2) for n in stored[path].shape)
+        assert part(index).tobytes() == stored[path][index].tobytes()
+        assert part(index).dtype == stored[path].dtype
     for name, tensor in tensors.items():
         index = tuple(slice(n // 3, n // 3 + 1 + n // 2) for n in tensor.shape)
         assert tensor.part(index).tobytes() == tensor.read()[index].tobytes(), name
@@ -223,7 +223,7 @@ def test_a_step_that_orbax_stored_otherwise_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (700,), (40, 33), (33, 40), (3, 5, 100)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_bytes_of_an_array_in_pieces(shape: tuple[int, ...], turned: bool) -> None:
-    x = wild(shape, ml_dtypes.bfloat16, 0)
+    x = random_bits(shape, ml_dtypes.bfloat16, 0)
     x = x.T if turned else x
     pieces = list(writers.raw(x))
     assert b"".join(pieces) == x.tobytes()
@@ -232,9 +232,24 @@ def test_the_bytes_of_an_array_in_pieces(shape: tuple[int, ...], turned: bool) -
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("shape", "chunk"),
+    [((), ()), ((3,), (3,)), ((97, 11), (33, 11)), ((2, 600), (1, 600)), ((7, 5, 40), (2, 5, 40))],
+)
+def test_chunks_need_not_divide_the_array(
+    tmp_path: Path, shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> None:
+    x = random_bits(shape, np.float32, 0)
+    stream.write(tmp_path / "0", "params", {"x": Tensor(shape, x.dtype, lambda: x)}, set())
+    stored = ocp.checkpointables_metadata(tmp_path / "0").metadata["params"]["x"]
+    assert stored.storage_metadata.chunk_shape == chunk
+    assert ocp.load_checkpointables(tmp_path / "0")["params"]["x"].tobytes() == x.tobytes()
+
+
+@pytest.mark.usefixtures("small")
 def test_a_large_array_that_is_no_stack_is_written_in_pieces(tmp_path: Path) -> None:
     """Each value once, in whole chunks, at the places they came from; read once."""
-    x = wild((96, 40), np.float32, 0)
+    x = random_bits((96, 40), np.float32, 0)
     reads: list[int] = []
 
     def read() -> np.ndarray:
@@ -244,7 +259,7 @@ def test_a_large_array_that_is_no_stack_is_written_in_pieces(tmp_path: Path) -> 
     stream.write(tmp_path / "0", "params", {"x": Tensor(x.shape, x.dtype, read)}, set())
     assert reads == [1]
     stored = ocp.checkpointables_metadata(tmp_path / "0").metadata["params"]["x"]
-    assert stored.storage_metadata.chunk_shape != x.shape
+    assert stored.storage_metadata.chunk_shape == (12, 40)  # at most 2 KiB
     got = ocp.load_checkpointables(tmp_path / "0")["params"]["x"]
     assert got.tobytes() == x.tobytes()
 

@@ -16,6 +16,7 @@ from jaxtwin.configs import RMS, BadInput, Model, Run, preset
 from jaxtwin.parity.table import axis_ops, decoder_table, tensors
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor, backward, forward, prove
+from jaxtwin.tests.helpers.random_bits import random_bits
 
 LAYOUTS = ("scan", "unroll")
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float64, np.float16]
@@ -28,12 +29,6 @@ def patterned() -> Model:
     other = replace(block, ffn=replace(block.ffn, hidden=20), post_ffn=RMS(eps=1e-6))
     runs = (Run(blocks=(block, other), repeats=2), Run(blocks=(other,), repeats=1))
     return replace(spec, runs=runs, tied=False)
-
-
-def wild(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
-    """Random bits: infinities, subnormals, minus zero and NaNs with payloads among them."""
-    raw = np.random.default_rng(seed).bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def digest(x: np.ndarray) -> str:
@@ -77,7 +72,7 @@ def test_every_tensor_comes_back_bit_for_bit(name: str, layout: str, dtype: Any)
     spec = patterned() if name == "patterned" else preset(name)
     rows = decoder_table.rows(spec, layout)
     src = {
-        name: wild(shape, dtype, seed)
+        name: random_bits(shape, dtype, seed)
         for seed, (name, shape) in enumerate(tensors.src_shapes(rows))
     }
     dst = forward(rows, {k: Tensor.of(v) for k, v in src.items()}, "there")
@@ -99,13 +94,13 @@ def test_layers_stand_where_the_pattern_puts_them() -> None:
         name: np.full(shape, float(name.split(".")[1]) if name.startswith("layers.") else -1.0)
         for name, shape in tensors.src_shapes(decoder_table.rows(spec, "scan"))
     }
-    given = {k: Tensor.of(v) for k, v in marked.items()}
-    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "scan"), given, "x").items()}
+    arrays = {k: Tensor.of(v) for k, v in marked.items()}
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "scan"), arrays, "x").items()}
     assert dst["stack/runs/0/0/attn/q"][:, 0, 0, 0].tolist() == [0, 2]
     assert dst["stack/runs/0/1/attn/q"][:, 0, 0, 0].tolist() == [1, 3]
     assert dst["stack/runs/1/0/attn/q"][:, 0, 0, 0].tolist() == [4]
     assert dst["stack/runs/0/1/post_ffn/weight"].shape == (2, 32)
-    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), arrays, "x").items()}
     for i in range(5):
         assert (dst[f"stack/layers/{i}/ffn/up"] == i).all()
 
@@ -115,8 +110,8 @@ def test_each_row_moves_as_the_letters_say() -> None:
     spec = replace(preset("reference-tiny"), tied=False)
     rng = np.random.default_rng(0)
     src = {k: rng.normal(size=s) for k, s in tensors.src_shapes(decoder_table.rows(spec, "unroll"))}
-    given = {k: Tensor.of(v) for k, v in src.items()}
-    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), given, "x").items()}
+    arrays = {k: Tensor.of(v) for k, v in src.items()}
+    dst = {k: t.read() for k, t in forward(decoder_table.rows(spec, "unroll"), arrays, "x").items()}
     n, h = 3, 5
     q, o = "layers.1.attn.q.weight", "layers.1.attn.o.weight"
     np.testing.assert_array_equal(dst["stack/layers/1/attn/q"][:, n, h], src[q][n * 8 + h])
@@ -146,12 +141,12 @@ def test_holes() -> None:
     assert move.dst_shape == (2, 3, 3, 2)
     names = [f"layers.{x}.experts.{e}.up" for x in (0, 1) for e in (0, 1, 2)]
     assert move.src == tuple(names)
-    given = {name: np.full((2, 3), i, np.float32) for i, name in enumerate(names)}
-    dst = forward([both], {k: Tensor.of(v) for k, v in given.items()}, "x")
+    arrays = {name: np.full((2, 3), i, np.float32) for i, name in enumerate(names)}
+    dst = forward([both], {k: Tensor.of(v) for k, v in arrays.items()}, "x")
     value = dst["up"].read()
     assert value[:, :, 0, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     back = backward([both], {"up": Tensor.of(value)}, "x")
-    for name, x in given.items():
+    for name, x in arrays.items():
         np.testing.assert_array_equal(back[name].read(), x)
 
 
@@ -162,14 +157,14 @@ ROWS = [
 GOOD = {"A": np.zeros((2, 3)), "B0": np.zeros(3), "B1": np.ones(3)}
 
 
-def given(**changes: Any) -> dict[str, Tensor]:
+def source_tensors(**changes: Any) -> dict[str, Tensor]:
     """The good tensors with some replaced, or left out where None."""
     arrays = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
     return {k: Tensor.of(v) for k, v in arrays.items()}
 
 
 def test_what_fits_is_taken() -> None:
-    assert forward(ROWS, given(), "the file").keys() == {"a", "b"}
+    assert forward(ROWS, source_tensors(), "the file").keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -185,14 +180,16 @@ def test_what_fits_is_taken() -> None:
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message) as error:
-        forward(ROWS, given(**changes), "the file")
+        forward(ROWS, source_tensors(**changes), "the file")
     assert str(error.value).startswith("the file ")
 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(BadInput) as error:
         forward(
-            ROWS, given(A=np.zeros((3, 2)), B0=None, B_0=np.zeros(3), C=np.zeros(1)), "the file"
+            ROWS,
+            source_tensors(A=np.zeros((3, 2)), B0=None, B_0=np.zeros(3), C=np.zeros(1)),
+            "the file",
         )
     told = str(error.value)
     assert all(f"  {name}: " in told for name in ("A", "B0", "B_0", "C"))
@@ -202,9 +199,9 @@ def test_all_problems_are_told_at_once() -> None:
 def test_a_table_that_reads_twice_is_refused() -> None:
     rows = [*ROWS, Row("c", "A", "f d -> d f", {"f": 2, "d": 3})]
     with pytest.raises(BadInput, match="A: read 2 times by the table"):
-        forward(rows, given(), "the file")
+        forward(rows, source_tensors(), "the file")
     with pytest.raises(BadInput, match="a: read 2 times by the table"):
-        backward([*ROWS, Row("a", "C", "d -> d", {"d": 3})], given(), "the file")
+        backward([*ROWS, Row("a", "C", "d -> d", {"d": 3})], source_tensors(), "the file")
 
 
 def test_backward_refuses_too() -> None:
@@ -236,8 +233,8 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     assert reads == ["B0", "B1"]  # each once, and no other
     reads.clear()
 
-    whole = {k: lazy(k, t.read()) for k, t in forward(ROWS, given(), "the file").items()}
-    back = backward(ROWS, whole, "the model")
+    dst = {k: lazy(k, t.read()) for k, t in forward(ROWS, source_tensors(), "the file").items()}
+    back = backward(ROWS, dst, "the model")
     assert reads == []
     back["B0"].read()
     back["B1"].read()
@@ -247,35 +244,35 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 def test_moves_are_views_where_they_can_be() -> None:
     """A transposed matrix costs no copy."""
     x = np.zeros((2, 3))
-    dst = forward(ROWS, given(A=x), "the file")
+    dst = forward(ROWS, source_tensors(A=x), "the file")
     assert np.shares_memory(dst["a"].read(), x)
 
 
-@pytest.mark.parametrize("turned_by", ["numpy", "xla"])
-def test_a_transposed_copy_is_the_plain_one(
-    turned_by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("by", ["numpy", "xla"])
+def test_a_transposed_copy_is_the_plain_one(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the width and dtype, where axes merge to a matrix and where they do not."""
-    monkeypatch.setattr(axis_ops, "TURNED", 1 if turned_by == "xla" else 2**60)
-    turned = axis_ops._turned(np.zeros((3, 40)).T)
-    assert (turned is not None) == (turned_by == "xla")
-    assert axis_ops._turned(np.zeros((3, 80))[:, :40]) is None  # not in C order, and not transposed
+    monkeypatch.setattr(axis_ops, "XLA_TRANSPOSES", 1 if by == "xla" else 2**60)
+    copy = axis_ops._transposed(np.zeros((3, 40)).T)
+    assert (copy is not None) == (by == "xla")
+    assert (
+        axis_ops._transposed(np.zeros((3, 80))[:, :40]) is None
+    )  # not in C order, and not transposed
     for dtype in DTYPES:
         for shape in [(), (5,), (3, 40), (40, 3), (2, 3, 35), (3, 4, 5, 6), (0, 4)]:
-            x = wild(shape, dtype, len(shape))
+            x = random_bits(shape, dtype, len(shape))
             for order in itertools.permutations(range(len(shape))):
-                turned = x.transpose(order)
-                out = np.empty(turned.shape, dtype)
-                axis_ops.put(turned, out)
-                assert out.tobytes() == turned.tobytes()
-                assert axis_ops.ordered(turned).tobytes() == turned.tobytes()
-                assert axis_ops.ordered(turned).flags.c_contiguous
+                copy = x.transpose(order)
+                out = np.empty(copy.shape, dtype)
+                axis_ops.put(copy, out)
+                assert out.tobytes() == copy.tobytes()
+                assert axis_ops.ordered(copy).tobytes() == copy.tobytes()
+                assert axis_ops.ordered(copy).flags.c_contiguous
 
 
 def test_numpy_transposes_where_jax_may_not() -> None:
     """Under somebody's trace, or a guard of transfers."""
-    x = wild((1024, 512), np.float32, 3).T
-    assert axis_ops._turned(x) is not None
+    x = random_bits((1024, 512), np.float32, 3).T
+    assert axis_ops._transposed(x) is not None
 
     def traced(y: jax.Array) -> jax.Array:
         assert axis_ops.ordered(x).tobytes() == x.tobytes()

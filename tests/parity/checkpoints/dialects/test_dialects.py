@@ -35,7 +35,7 @@ def attn(spec: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "keys",
     [
         {"rope_theta": 500_000.0},
         {"rope_theta": 500_000},
@@ -47,17 +47,17 @@ def attn(spec: Any) -> Any:
         {"rope_theta": 500_000.0, "rope_scaling": None, "rope_parameters": None},
     ],
 )
-def test_the_rotary_base_is_read_in_every_spelling(spelling: dict[str, Any]) -> None:
+def test_the_rotary_base_is_read_in_every_spelling(keys: dict[str, Any]) -> None:
     """Cases 1, 3, 4. transformers 5 itself reads the same base from the same keys."""
-    spec = read(**spelling)
+    spec = read(**keys)
     assert attn(spec).rope == Rope(base=500_000.0, pairs="half")
-    config = {k: v for k, v in {**CONFIG, **spelling}.items() if v is not ...}
+    config = {k: v for k, v in {**CONFIG, **keys}.items() if v is not ...}
     theirs = transformers.LlamaConfig.from_dict(config)
     assert theirs.rope_parameters["rope_theta"] == attn(spec).rope.base
 
 
 @pytest.mark.parametrize(
-    ("spelling", "message"),
+    ("keys", "message"),
     [
         ({"rope_theta": ...}, "a base is never guessed"),
         ({"rope_theta": None}, "a base is never guessed"),
@@ -79,7 +79,7 @@ def test_the_rotary_base_is_read_in_every_spelling(spelling: dict[str, Any]) -> 
         ({"rope_scaling": {"type": ["linear"]}}, "is not supported"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2, "alpha": 1}},
-            "rope_scaling.alpha: not known here",
+            "rope_scaling.alpha: unknown setting",
         ),
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling.factor: 8.0 is not supported"),
         (
@@ -90,11 +90,11 @@ def test_the_rotary_base_is_read_in_every_spelling(spelling: dict[str, Any]) -> 
     ],
 )
 def test_a_base_that_is_missing_scaled_or_disputed_is_refused(
-    spelling: dict[str, Any], message: str
+    keys: dict[str, Any], message: str
 ) -> None:
     """Cases 1 and 3, and every type of scaling by its name (12 among them)."""
     with pytest.raises(BadInput, match=message):
-        read(**spelling)
+        read(**keys)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -135,7 +135,7 @@ def test_tying_counts_where_the_decoder_says_it() -> None:
     assert not from_hf(both).tied
     assert from_hf({"tie_word_embeddings": True, "text_config": inner}).tied
     assert not from_hf({"text_config": inner}).tied
-    with pytest.raises(BadInput, match="hidden_size is 7 outside and 24 in text_config"):
+    with pytest.raises(BadInput, match="hidden_size is 7 at the top and 24 in text_config"):
         from_hf({"hidden_size": 7, "text_config": inner})
 
 
@@ -144,7 +144,7 @@ def test_tying_counts_where_the_decoder_says_it() -> None:
     [
         ({"attention_bias": 1}, "attention_bias: must be true or false, got 1"),
         ({"mlp_bias": "no"}, "mlp_bias: must be true or false"),
-        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers: not known here"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers: unknown setting"),
         ({"attention_dropout": 0.1}, "attention_dropout: 0.1 is not supported"),
         ({"rope_interleaved": True}, "rope_interleaved: true"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
@@ -153,8 +153,8 @@ def test_tying_counts_where_the_decoder_says_it() -> None:
         ({"model_type": "mistral"}, "sliding_window: missing, and never guessed"),
         ({"model_type": "qwen2"}, 'architectures: .* is not supported, only ."Qwen2ForCausalLM"'),
         ({"sliding_window": 4096}, "sliding_window: 4096"),
-        ({"num_key_value_head": 2}, "num_key_value_head: not known.*'num_key_value_heads'"),
-        ({"logits_scaling": 8}, "logits_scaling: not known here"),
+        ({"num_key_value_head": 2}, "num_key_value_head: unknown setting.*'num_key_value_heads'"),
+        ({"logits_scaling": 8}, "logits_scaling: unknown setting"),
         ({"hidden_act": "relu"}, "hidden_act: must be 'silu' or"),
         ({"hidden_size": ...}, "hidden_size: missing, and never guessed"),
         ({"rms_norm_eps": ...}, "rms_norm_eps: missing"),
@@ -178,7 +178,7 @@ def test_what_llama_is_not_is_refused_by_name(changes: dict[str, Any], message: 
 def test_all_problems_are_shown_together() -> None:
     with pytest.raises(BadInput) as caught:
         read(attention_bias=3, hidden_size=..., vocab=3, rope_theta=...)
-    for name in ("attention_bias", "hidden_size", "vocab: not known", "rope_theta"):
+    for name in ("attention_bias", "hidden_size", "vocab: unknown setting", "rope_theta"):
         assert name in str(caught.value)
 
 
@@ -299,7 +299,7 @@ def test_a_model_that_no_family_has_is_refused_by_its_first_difference() -> None
     ]:
         with pytest.raises(BadInput, match=message):
             to_hf(bad)
-    with pytest.raises(BadInput, match=r"no place for layers\.0\.post_attn\.weight"):
+    with pytest.raises(BadInput, match=r"no name for layers\.0\.post_attn\.weight"):
         HF_LLAMA.rows(layers(sandwich))
     grouped = layers(block, block)
     assert from_hf(to_hf(grouped)).layers == grouped.layers
@@ -350,8 +350,8 @@ def test_gguf_metadata_is_a_spec() -> None:
         ({"expert_count": 8}, "expert_count: 8 is not supported"),
         ({"attention__head_count": [6, 6, 6]}, "attention.head_count: must be a positive integer"),
         ({"attention__sliding_window": 4096}, "attention.sliding_window"),
-        ({"attention__scales": 2.0}, "attention.scales: not known here"),
-        ({"vocab_size": ...}, "no token list to count"),
+        ({"attention__scales": 2.0}, "attention.scales: unknown setting"),
+        ({"vocab_size": ...}, "so is the token list that would be counted"),
     ],
 )
 def test_gguf_settings_that_are_not_ours_are_refused(changes: dict, message: str) -> None:
@@ -387,7 +387,7 @@ def test_the_reference_config_is_read_strictly() -> None:
     for bad, message in [
         ({"heads": 0}, "heads: must be a positive integer"),
         ({"theta": "1e4"}, "theta: must be a number"),
-        ({"bias": True}, "bias: not known here"),
+        ({"bias": True}, "bias: unknown setting"),
         ({"kv_heads": 3}, "heads=4 is not a multiple of kv=3"),
     ]:
         with pytest.raises(BadInput, match=message):

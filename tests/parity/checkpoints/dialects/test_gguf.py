@@ -128,7 +128,7 @@ def lively(kind: str) -> Any:
 
 def name_of(kind: str, published: str) -> str:
     """The gguf package's own name for one of transformers'."""
-    arch = next(a for a, said in gguf.MODEL_ARCH_NAMES.items() if said == kind)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     stem, _, what = published.rpartition(".")
     return f"{gguf.get_tensor_name_map(arch, 9).get_name(stem)}.{what}"
 
@@ -166,24 +166,24 @@ def theirs(kind: str, model: Any, rows: list[Row]) -> list[Row]:
     ]
 
 
-def run(model: Any, rows: list[Row], given: Inputs) -> Outcome:
+def run(model: Any, rows: list[Row], batch: Inputs) -> Outcome:
     """transformers' own forward and backward, its masks written out: causal, and with a window."""
-    t = given.ids.shape[1]
+    t = batch.ids.shape[1]
     query_key_distance = np.arange(t)[:, None] - np.arange(t)
-    seen = (query_key_distance >= 0) & (given.segments[:, :, None] == given.segments[:, None, :])
+    seen = (query_key_distance >= 0) & (batch.segments[:, :, None] == batch.segments[:, None, :])
     near = seen & (query_key_distance < (getattr(model.config, "sliding_window", None) or t))
     lowest = np.finfo(np.float32).min
-    whole, local = (
+    global_, local = (
         torch.from_numpy(np.where(x[:, None], np.float32(0), lowest)) for x in (seen, near)
     )
-    both = {"full_attention": whole, "sliding_attention": local}
+    both = {"full_attention": global_, "sliding_attention": local}
     logits = model(
-        torch.from_numpy(given.ids),
+        torch.from_numpy(batch.ids),
         attention_mask=both,
-        position_ids=torch.from_numpy(given.positions),
+        position_ids=torch.from_numpy(batch.positions),
         use_cache=False,
     ).logits
-    nll = runs.torch_nll(logits, given)
+    nll = runs.torch_nll(logits, batch)
     nll.mean().backward()
     grads = {n: Tensor.of(p.grad.double().numpy()) for n, p in model.named_parameters()}
     found = {n: grad.read() for n, grad in forward(rows, grads, "the test").items()}
@@ -204,7 +204,7 @@ def test_a_file_computes_what_transformers_does(tmp_path: Path, kind: str) -> No
         source.tensors,
         dtypes=("float32",),
         tokens=40,
-        witness=lambda given: run(model, rows, given),
+        witness=lambda batch: run(model, rows, batch),
     )
     assert report.equal, [c for c in report.checks if not c.ok]
     assert sum(c.name.startswith("transformers: ") for c in report.checks) > 20
@@ -215,11 +215,11 @@ def test_no_value_moves_and_no_row(tmp_path: Path, kind: str) -> None:
     """Q and K rows, biases too, are in Hugging Face's order; only scales are 1 + w in a Gemma."""
     model = lively(kind)
     source = open_source(write(tmp_path / "x.gguf", kind, model))
-    given = {name: param.detach().numpy() for name, param in model.named_parameters()}
+    batch = {name: param.detach().numpy() for name, param in model.named_parameters()}
     for move in moves(theirs(kind, model, ARCHITECTURES[kind][0].rows(source.spec))):
         shift = KINDS[kind].shift if move.src[0].endswith("norm.weight") else 0
         np.testing.assert_array_equal(
-            source.tensors[move.dst].read(), given[move.src[0]] + np.float32(shift)
+            source.tensors[move.dst].read(), batch[move.src[0]] + np.float32(shift)
         )
 
 
@@ -243,9 +243,9 @@ def test_qwen_settings() -> None:
 def test_gemma3_settings() -> None:
     """Case 57: local layers have a base of their own and no scaling, the sixth positions / 8."""
     spec, notes = read("gemma3")
-    local, whole = Rope(base=500.0, pairs="half"), Rope(base=700.0, pairs="half")
-    whole = replace(whole, scaling=Linear(factor=8.0))
-    assert [b.attn.rope for b in spec.layers] == [local] * 5 + [whole] + [local]
+    local, global_ = Rope(base=500.0, pairs="half"), Rope(base=700.0, pairs="half")
+    global_ = replace(global_, scaling=Linear(factor=8.0))
+    assert [b.attn.rope for b in spec.layers] == [local] * 5 + [global_] + [local]
     assert [b.attn.window for b in spec.layers] == [5] * 5 + [None] + [5]
     assert {b.attn.scale for b in spec.layers} == {None}
     assert spec.embed_scale == 24**0.5
@@ -284,7 +284,7 @@ def test_gemma3_layers_by_a_stated_pattern(pattern: object) -> None:
         ("gemma3", {"attention__sliding_window": ...}, "attention.sliding_window: missing"),
         ("gemma3", {"rope__scaling__type": "yarn"}, "type 'yarn' with factor 8.0 is not supported"),
         ("gemma3", {"rope__scaling__type": "none"}, "type 'none' with factor 8.0"),
-        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: not known here"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: unknown setting"),
         (
             "gemma3",
             {"attention__sliding_window_pattern": [True] * 5 + [False, False]},
@@ -346,7 +346,7 @@ def test_a_qwen_without_biases_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_the_gguf_packages(kind: str) -> None:
     """Every tensor that the package knows of the architecture, but the buffer of frequencies."""
-    arch = next(a for a, said in gguf.MODEL_ARCH_NAMES.items() if said == kind)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     known = {gguf.TENSOR_NAMES[t].format(bid=0) for t in gguf.MODEL_TENSORS[arch]} - {"rope_freqs"}
     spec, _ = read(kind, ("output.weight",))
     rows = ARCHITECTURES[kind][0].rows(spec)
@@ -356,11 +356,11 @@ def test_names_are_the_gguf_packages(kind: str) -> None:
 
 def test_a_witness_that_reads_another_model_does_not_take_part(tmp_path: Path) -> None:
     """transformers leaves settings of a GGUF unread: a head's width, a second base, a scaling."""
-    said = {}
+    notes = {}
     for kind in KINDS:
         source = open_source(write(tmp_path / f"{kind}.gguf", kind, lively(kind)))
-        run, said[kind] = witness.of(source)
+        run, notes[kind] = witness.find(source)
         assert (run is not None) == (kind == "qwen2")
-    assert "read the same file itself" in said["qwen2"]
-    assert "layers.0.attn.width = 128, not 8" in said["qwen3"]
-    assert "layers.0.attn.rope.base = 10000.0, not 500.0" in said["gemma3"]
+    assert "read the same file itself" in notes["qwen2"]
+    assert "expected layers.0.attn.width = 8, got 128" in notes["qwen3"]
+    assert "expected layers.0.attn.rope.base = 500.0, got 10000.0" in notes["gemma3"]

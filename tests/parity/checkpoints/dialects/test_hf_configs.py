@@ -58,7 +58,7 @@ def test_every_key_is_taken_or_refused_by_name(kind: str) -> None:
     """Cases 9 and 15 among them: a scalar that nobody reads is never lost quietly."""
     spec = from_hf(config(kind))
     for key in ("logits_scaling", "logit_scale", "residual_multiplier", "no_rope_layers"):
-        with pytest.raises(BadInput, match=f"{key}: not known here"):
+        with pytest.raises(BadInput, match=f"{key}: unknown setting"):
             from_hf(config(kind, **{key: 8}))
     for key, bad in (("quantization_config", {"bits": 4}), ("auto_map", {"AutoModel": "x.Y"})):
         with pytest.raises(BadInput, match=f"{key}: .* is not supported"):
@@ -97,12 +97,12 @@ ODD += [{"rope_type": None}, {"full_attention": 3}, {"rope_type": "yarn"}]
 @pytest.mark.parametrize(("kind", "variant"), hf_models.CASES)
 def test_an_odd_value_of_any_key_is_read_or_refused(kind: str, variant: str) -> None:
     """And nothing else happens: whatever is refused is told, as a BadInput."""
-    whole = config(kind, variant)
+    keys = config(kind, variant)
     legacy = ["rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"]
     legacy += ["n_ctx", "n_embed", "text_config", "hidden_activation", "torch_dtype"]
-    inner = whole.get("rope_parameters") or {}
-    tries = [{**whole, key: odd} for key in [*whole, *legacy] for odd in ODD]
-    tries += [{**whole, "rope_parameters": {**inner, key: odd}} for key in inner for odd in ODD]
+    inner = keys.get("rope_parameters") or {}
+    tries = [{**keys, key: odd} for key in [*keys, *legacy] for odd in ODD]
+    tries += [{**keys, "rope_parameters": {**inner, key: odd}} for key in inner for odd in ODD]
     refused = 0
     for one in tries:
         try:
@@ -216,8 +216,8 @@ def test_norms_round_as_the_class_does_to_the_bit(kind: str) -> None:
         module.weight.copy_(w)
     got, wanted = ours(x), module(x)
     if theirs is torch.nn.LayerNorm:  # fused, in an order of its own: as near as its rounding
-        truth = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), eps=1e-5)
-        apart = [float((y.double() - truth).norm()) for y in (got, wanted)]
+        reference = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), eps=1e-5)
+        apart = [float((y.double() - reference).norm()) for y in (got, wanted)]
         assert apart[0] <= 2 * apart[1]
     else:
         assert torch.equal(got, wanted)

@@ -18,7 +18,7 @@ from jaxtwin.parity.checkpoints.dialects.hf import differences
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.compare import budgets
 from jaxtwin.parity.sides import runs, witness
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.folders import digests
 
@@ -91,13 +91,13 @@ def test_every_variant_goes_to_jax_and_back_unchanged(
 def test_transformers_computes_what_the_spec_says(tmp_path: Path, kind: str, variant: str) -> None:
     """Its logits against torchref's in float64, within what float32 costs torchref."""
     source = open_source(hf_models.folder(tmp_path / "a", kind, variant))
-    given = inputs(source.spec, FEWER)
-    third, _ = witness.of(source)
+    batch = check_inputs(source.spec, FEWER)
+    third, _ = witness.find(source)
     assert third is not None
     reference, single = (
-        runs.run_torch(source.spec, source.tensors, given, d) for d in ("float64", "float32")
+        runs.run_torch(source.spec, source.tensors, batch, d) for d in ("float64", "float32")
     )
-    errors = [budgets.errors(run, reference) for run in (third(given), single)]
+    errors = [budgets.errors(run, reference) for run in (third(batch), single)]
     noise = budgets.rounding(reference, "float32")
     found = budgets.budgeted(errors[:1], errors[1:], noise, "float32")
     logits = [check for check in found if check.name in ("logits", "loss, per target")]
@@ -110,14 +110,14 @@ def test_transformers_computes_what_the_spec_says(tmp_path: Path, kind: str, var
 def test_the_check_holds_on_every_variant(tmp_path: Path, kind: str, variant: str) -> None:
     """jaxmodel, torchref and transformers: logits and every gradient, within measured budgets."""
     source = open_source(hf_models.folder(tmp_path / "a", kind, variant))
-    third, _ = witness.of(source)
+    third, _ = witness.find(source)
     report = decoder_check.check(
-        source.spec, source.tensors, tokens=TOKENS, witness=third, explain=False
+        source.spec, source.tensors, tokens=TOKENS, witness=third, diagnose=False
     )
     assert report.equal, [check for check in report.checks if not check.ok]
-    said = {check.name for check in report.checks}
-    assert {f"transformers: grad {name}" for name in source.tensors} <= said
-    assert "transformers: logits" in said
+    names = {check.name for check in report.checks}
+    assert {f"transformers: grad {name}" for name in source.tensors} <= names
+    assert "transformers: logits" in names
 
 
 @pytest.mark.parametrize(("kind", "variant"), hf_models.CASES)

@@ -15,7 +15,7 @@ from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.dialects import FAMILIES, HF_CONFIG, from_hf
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.sides import witness
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.table.tensors import Tensor, backward, forward, moves
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.folders import bits, edit_config, hf_folder, store, stored
@@ -27,8 +27,8 @@ def folder(path: Path, kind: str, **tensors: Any) -> Path:
     """A folder that transformers wrote, and tensors set in it; ... removes one."""
     hf_models.folder(path, kind)
     if tensors:
-        whole = {**stored(path), **tensors}
-        store(path, {k: v for k, v in whole.items() if v is not ...})
+        full = {**stored(path), **tensors}
+        store(path, {k: v for k, v in full.items() if v is not ...})
     return path
 
 
@@ -71,13 +71,13 @@ def test_q_k_and_v_of_a_bloom_stand_side_by_side_in_every_head(tmp_path: Path) -
 def test_the_names_of_the_body_alone_are_read(tmp_path: Path, kind: str) -> None:
     """As the first files of both were saved; some names bare and some not are refused."""
     path = folder(tmp_path / "a", kind)
-    whole, wanted = stored(path), bits(ours(path))
-    store(path, {name.removeprefix("transformer."): x for name, x in whole.items()})
+    full, wanted = stored(path), bits(ours(path))
+    store(path, {name.removeprefix("transformer."): x for name, x in full.items()})
     assert bits(ours(path)) == wanted
     convert(path, tmp_path / "b", "hf")
-    assert bits(stored(tmp_path / "b")) == bits(whole)
-    name = min(whole)
-    mixed = {k.removeprefix("transformer.") if k == name else k: x for k, x in whole.items()}
+    assert bits(stored(tmp_path / "b")) == bits(full)
+    name = min(full)
+    mixed = {k.removeprefix("transformer.") if k == name else k: x for k, x in full.items()}
     store(path, mixed)
     with pytest.raises(BadInput, match=f"{name}: missing"):
         open_source(path)
@@ -111,9 +111,9 @@ def test_a_llama_whose_matrices_are_fused_is_refused_by_name(tmp_path: Path) -> 
     """Case 22: how its parts are put together, and for how many devices, nobody can tell."""
     path = hf_folder(tmp_path / "a")
     layer = "model.layers.0.self_attn."
-    whole = stored(path)
-    parts = [whole.pop(f"{layer}{name}_proj.weight") for name in "qkv"]
-    store(path, {**whole, layer + "qkv_proj.weight": np.concatenate(parts)})
+    full = stored(path)
+    parts = [full.pop(f"{layer}{name}_proj.weight") for name in "qkv"]
+    store(path, {**full, layer + "qkv_proj.weight": np.concatenate(parts)})
     with pytest.raises(BadInput, match=r"q_proj.weight: missing(.|\n)*qkv_proj.weight: unexpected"):
         open_source(path)
 
@@ -145,9 +145,9 @@ def test_a_head_that_is_there_beside_a_tied_embedding(tmp_path: Path, kind: str)
 def test_an_untied_head_that_is_not_there_is_missed_by_name(tmp_path: Path, kind: str) -> None:
     """Case 35: transformers would draw one at random."""
     path = folder(tmp_path / "a", kind)
-    whole = stored(path)
-    whole.pop(NAMES[kind]("head.weight"), None)
-    edit_config(store(path, whole), tie_word_embeddings=False)
+    full = stored(path)
+    full.pop(NAMES[kind]("head.weight"), None)
+    edit_config(store(path, full), tie_word_embeddings=False)
     with pytest.raises(BadInput, match=r"lm_head.weight: missing"):
         open_source(path)
 
@@ -212,25 +212,25 @@ def test_a_float8_folder_is_its_products_and_is_written_as_them(tmp_path: Path) 
     import safetensors.torch
 
     path = folder(tmp_path / "a", "qwen3")
-    whole = {k: torch.from_numpy(x) for k, x in stored(path).items()}
+    full = {k: torch.from_numpy(x) for k, x in stored(path).items()}
     name = "model.layers.1.mlp.up_proj.weight"  # 44 x 32: 6 x 4 blocks of 8
     scale = torch.arange(1, 25).reshape(6, 4) / 8
-    whole[name] = whole[name].to(torch.float8_e4m3fn)
-    safetensors.torch.save_file({**whole, name + "_scale_inv": scale}, path / "model.safetensors")
+    full[name] = full[name].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file({**full, name + "_scale_inv": scale}, path / "model.safetensors")
     stated = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 8]}
     edit_config(path, quantization_config={**stated, "activation_scheme": "dynamic"})
     source = open_source(path)
-    values = whole[name].view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    values = full[name].view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
     blocks = np.kron(scale.numpy(), np.ones((8, 8), np.float32))[:44]
     got = source.tensors["layers.1.ffn.up.weight"].read()
     np.testing.assert_array_equal(got, values.astype(np.float32) * blocks)
     convert(source, tmp_path / "b", "hf")
     assert "quantization_config" not in json.loads((tmp_path / "b" / "config.json").read_text())
     assert bits(ours(tmp_path / "b")) == bits({n: t.read() for n, t in source.tensors.items()})
-    third, note = witness.of(source)
+    third, note = witness.find(source)
     assert third is not None
     assert "our own export" in note
-    third(inputs(source.spec, 16))
+    third(check_inputs(source.spec, 16))
     edit_config(path, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(BadInput, match=r"quantization_config: .*gptq.* is not supported"):
         open_source(path)
@@ -249,11 +249,11 @@ def test_a_float8_folder_is_its_products_and_is_written_as_them(tmp_path: Path) 
 def test_transformers_builds_a_preset_from_our_export(name: str) -> None:
     """The witness of a model that no file of transformers' holds has every weight, and runs."""
     source = open_source(name)
-    third, note = witness.of(source)
+    third, note = witness.find(source)
     assert third is not None
     assert "our own export" in note
-    given = inputs(source.spec, 16)
-    got = third(given)
+    batch = check_inputs(source.spec, 16)
+    got = third(batch)
     assert got.logits.shape == (2, 16, source.spec.vocab)
     assert got.grads.keys() == source.tensors.keys()
     assert all(np.abs(grad).max() > 0 for n, grad in got.grads.items() if "k.bias" not in n)
@@ -261,7 +261,7 @@ def test_transformers_builds_a_preset_from_our_export(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["transformer-tiny", "grok-tiny"])
 def test_a_model_of_no_family_has_no_witness_and_is_not_written(name: str, tmp_path: Path) -> None:
-    third, note = witness.of(open_source(name))
+    third, note = witness.find(open_source(name))
     assert third is None
     assert note.startswith("no third witness: a Hugging Face ")
     with pytest.raises(BadInput, match="a Hugging Face "):
@@ -293,10 +293,10 @@ def test_bloom_counts_on_without_a_length_and_says_so(tmp_path: Path) -> None:
     ("kind", "changes", "message"),
     [
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm: true is"),
-        ("bloom", {"n_embed": 31}, "spellings of one setting disagree: hidden_size=30, n_embed=31"),
+        ("bloom", {"n_embed": 31}, "names of one setting disagree: hidden_size=30, n_embed=31"),
         ("bloom", {"n_inner": 7}, r"n_inner: the class has 4 \* 30"),
         ("bloom", {"n_head": 7}, "30 is not a multiple of n_head=7"),
-        ("gpt2", {"n_ctx": 7}, "spellings of one setting disagree: n_positions=320, n_ctx=7"),
+        ("gpt2", {"n_ctx": 7}, "names of one setting disagree: n_positions=320, n_ctx=7"),
         ("gpt2", {"n_head": 7}, "64 is not a multiple of n_head=7"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: true is not supported"),
         ("gpt2", {"n_inner": 0}, "n_inner: must be a positive integer"),

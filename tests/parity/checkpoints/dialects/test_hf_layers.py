@@ -65,7 +65,7 @@ def test_which_layers_slide(kind: str) -> None:
             from_hf(config(kind, **{**four, gone: ...}))
     types = ["sliding_attention", "full_attention"] * 2
     assert seen(config(kind, **{**four, "layer_types": types})) == [8, None, 8, None]
-    with pytest.raises(BadInput, match="layers slide and there is no window"):
+    with pytest.raises(BadInput, match="some are sliding_attention, and no sliding_window"):
         from_hf(config(kind, **{**four, "layer_types": types, "use_sliding_window": False}))
     with pytest.raises(BadInput, match="layer_types: 4 words for 3 layers"):
         from_hf(config(kind, **{**four, "layer_types": types, "num_hidden_layers": 3}))

@@ -94,7 +94,7 @@ def test_what_is_written_of_a_kind_is_read_again_and_by_transformers(kind: str) 
 @pytest.mark.parametrize("kind", [*KINDS, "default"])
 def test_an_unknown_or_missing_setting_of_a_kind_is_refused(kind: str) -> None:
     settings = {"rope_type": kind, **KINDS.get(kind, ({},))[0]}
-    with pytest.raises(BadInput, match=r"rope_scaling.betafast: not known here"):
+    with pytest.raises(BadInput, match=r"rope_scaling.betafast: unknown setting"):
         read(rope_scaling={**settings, "betafast": 3})
     with pytest.raises(BadInput, match=r"rope_scaling.partial_rotary_factor: 0.5 is not supported"):
         read(rope_scaling={**settings, "partial_rotary_factor": 0.5})
@@ -111,7 +111,7 @@ def test_an_unknown_or_missing_setting_of_a_kind_is_refused(kind: str) -> None:
         ({"rope_type": "dynamic", "factor": 0.5}, "factor: Input should be greater"),
         (
             {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 8},
-            "transformers takes max_position_embeddings here",
+            "transformers takes max_position_embeddings instead",
         ),
         ({**KINDS["llama3"][0], "rope_type": "llama3", "high_freq_factor": 1}, "must be less than"),
         ({"rope_type": "yarn", "factor": "4"}, "rope_scaling.factor: must be a number"),
@@ -252,8 +252,8 @@ def test_local_and_global_layers_have_their_own(gone: tuple[str, ...]) -> None:
     spec = from_hf(gemma3(**dict.fromkeys(gone, ...)))
     ropes = [block.attn.rope for block in spec.layers]
     local = Rope(base=100.0, pairs="half")
-    whole = Rope(base=5_000.0, pairs="half", scaling=Linear(factor=8.0))
-    assert ropes == [*[local] * 5, whole, local]
+    global_ = Rope(base=5_000.0, pairs="half", scaling=Linear(factor=8.0))
+    assert ropes == [*[local] * 5, global_, local]
     assert [block.attn.window for block in spec.layers] == [*[17] * 5, None, 17]
     written = to_hf(spec)
     assert written["rope_parameters"].keys() == {"full_attention", "sliding_attention"}
@@ -281,7 +281,7 @@ def test_a_setting_that_transformers_does_not_read_when_nested_is_refused() -> N
     yarn = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 5.0, "truncate": False}
     nested = {"full_attention": yarn, "sliding_attention": {"rope_theta": 100.0}}
     olds = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq"), ...)
-    with pytest.raises(BadInput, match=r"full_attention.truncate: transformers ignores it here"):
+    with pytest.raises(BadInput, match=r"full_attention.truncate: not read in a model"):
         from_hf(gemma3(rope_parameters=nested, **olds))
 
 
@@ -300,8 +300,8 @@ def test_a_setting_that_transformers_does_not_read_when_nested_is_refused() -> N
 )
 def test_the_spelling_that_lacks_is_made_of_the_other(config: dict[str, Any]) -> None:
     """And transformers loads the very same from both."""
-    whole = in_both_spellings(config)
-    assert {"rope_theta", "rope_scaling", "rope_parameters"} <= whole.keys()
-    one, both = (transformers.LlamaConfig(**c).to_dict() for c in (config, whole))
+    full = in_both_spellings(config)
+    assert {"rope_theta", "rope_scaling", "rope_parameters"} <= full.keys()
+    one, both = (transformers.LlamaConfig(**c).to_dict() for c in (config, full))
     assert both == one
     assert in_both_spellings({"n_positions": 3}) == {"n_positions": 3}

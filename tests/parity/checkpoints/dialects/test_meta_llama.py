@@ -14,11 +14,11 @@ import transformers
 
 from jaxtwin import jaxmodel, torchref
 from jaxtwin.configs import BadInput, Llama3, Rope, preset
-from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.dialects import from_meta
 from jaxtwin.parity.checkpoints.dialects.meta_llama import ffn_width
 from jaxtwin.parity.checkpoints.source import open_source
+from jaxtwin.parity.compare.tolerances import FORWARD
 from jaxtwin.parity.sides import runs
 from jaxtwin.tests.helpers import kit
 from jaxtwin.tests.helpers.folders import stored
@@ -56,12 +56,12 @@ def model(scaled: bool = False, tied: bool = False) -> Any:
         tie_word_embeddings=tied,
         attn_implementation="eager",
     )
-    made = transformers.LlamaForCausalLM(config)
+    hf_model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
-        for param in made.parameters():
+        for param in hf_model.parameters():
             around, spread = (1.0, 0.3) if param.ndim == 1 else (0.0, param.shape[1] ** -0.5)
             param.normal_(around, spread)
-    return made.eval()
+    return hf_model.eval()
 
 
 def meta_name(name: str) -> str:
@@ -82,11 +82,11 @@ def meta_name(name: str) -> str:
     return name
 
 
-def state_of(made: Any) -> dict[str, torch.Tensor]:
+def state_of(hf_model: Any) -> dict[str, torch.Tensor]:
     """Meta's tensors: the halves of Q and K heads lie in turn, as Meta's code turns pairs."""
     heads = {"wq": 4, "wk": 2}
     out = {}
-    for name, value in made.state_dict().items():
+    for name, value in hf_model.state_dict().items():
         ours, value = meta_name(name), value.detach().clone()
         if (part := ours.split(".")[-2]) in heads:
             halves = value.view(heads[part], 2, 3, 24)
@@ -158,7 +158,7 @@ def test_it_computes_what_metas_code_does(tmp_path: Path) -> None:
     ids = torch.randint(0, 32, (2, 17), generator=torch.Generator().manual_seed(1))
     ours = runs.torch_model(source.spec, source.tensors, "float64")(ids)
     want = meta_logits(state, ids)
-    assert kit.apart(ours.detach().numpy(), want.numpy()) <= decoder_check.LOGITS
+    assert kit.apart(ours.detach().numpy(), want.numpy()) <= FORWARD
     assert any("1 stored rotary tables agree" in note for note in source.notes)
     assert (source.kind, source.dialect) == ("meta", "meta-llama")
 
@@ -176,13 +176,13 @@ def test_every_tensor_is_transformers_bit_for_bit(
     tmp_path: Path, parts: int, embedding: int, tied: bool
 ) -> None:
     """From one file and from two, the embedding cut along either axis; and out as HF's folder."""
-    made = model(tied=tied)
-    at = folder(tmp_path / "m", state_of(made), parts, embedding)
+    hf_model = model(tied=tied)
+    at = folder(tmp_path / "m", state_of(hf_model), parts, embedding)
     source = open_source(at)
     assert source.spec.tied == tied
     assert any("2 tensor-parallel files" in note for note in source.notes) == (parts == 2)
     convert(source, tmp_path / "hf", "hf")
-    want = {name: param.detach().numpy() for name, param in made.named_parameters()}
+    want = {name: param.detach().numpy() for name, param in hf_model.named_parameters()}
     found = stored(tmp_path / "hf")
     assert found.keys() == want.keys()
     for name, value in want.items():
@@ -275,15 +275,16 @@ def test_llama3_frequencies() -> None:
 
     rope = read(PUBLISHED["llama3.2-1b"], "llama3.2-1b")[0].layers[0].attn.rope
     plain = 500_000.0 ** (-np.arange(0, 64, 2) / 64)
-    given = (rope.scaling, rope.base)
+    args = (rope.scaling, rope.base)
     runs = {
-        "JAX": jaxmodel.position.SCALINGS[Llama3](*given, plain),
-        "torch": torchref.position.SCALINGS[Llama3](*given, plain.tolist(), 131_072),
+        "JAX": jaxmodel.position.SCALINGS[Llama3](*args, plain),
+        "torch": torchref.position.SCALINGS[Llama3](*args, plain.tolist(), 131_072),
     }
     for frequencies in runs.values():
-        times = np.array(frequencies) / plain
+        ratios = np.array(frequencies) / plain
         assert (
-            np.round(times, 5).tolist() == [1.0] * 15 + [0.60557, 0.30374, 0.10345] + [0.03125] * 14
+            np.round(ratios, 5).tolist()
+            == [1.0] * 15 + [0.60557, 0.30374, 0.10345] + [0.03125] * 14
         )
 
 
@@ -302,8 +303,8 @@ def test_llama3_frequencies() -> None:
         ({"rope_high_freq_factor": 1.0}, "rope_scaling_factor and rope_high_freq_factor: 8.0, 1.0"),
         ({"rope_theta": 1e6}, "max_seq_len: missing, and base, eps and scaling are those of no"),
         ({"norm_eps": 1e-6}, "max_seq_len: missing"),
-        ({"quantization_args": {}}, "quantization_args: not known here"),
-        ({"vision_chunk_size": 448}, "vision_chunk_size: not known here"),
+        ({"quantization_args": {}}, "quantization_args: unknown setting"),
+        ({"vision_chunk_size": 448}, "vision_chunk_size: unknown setting"),
         ({"n_kv_heads": 5}, "heads=32 is not a multiple of kv=5"),
     ],
 )
