@@ -17,7 +17,7 @@ import pydantic
 from pydantic import Field, model_validator
 
 from jaxtwin.configs.errors import BadInput
-from jaxtwin.configs.spec import Above0, Size, Small, spec, validated
+from jaxtwin.configs.fields import Above0, Size, Small, spec, validated
 
 Count = Annotated[int, Field(ge=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -9,12 +9,62 @@ One alphabet serves specs, parameter shapes, einsums, table patterns and shardin
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from jaxtwin.configs.errors import BadInput
+from jaxtwin.configs.fields import Above0, Size, Small, spec, validated
+from jaxtwin.configs.positions import (
+    Alibi,
+    DynamicNTK,
+    Learned,
+    Linear,
+    Llama3,
+    LongRope,
+    Position,
+    Relative,
+    Rope,
+    Scaling,
+    Sinusoidal,
+    T5Bias,
+    Yarn,
+)
+
+__all__ = [
+    "FFN",
+    "GQA",
+    "LEGEND",
+    "LN",
+    "MOST",
+    "PARTS",
+    "RMS",
+    "SCALINGS",
+    "Alibi",
+    "Block",
+    "DynamicNTK",
+    "Glu",
+    "Layer",
+    "Learned",
+    "Linear",
+    "Llama3",
+    "LongRope",
+    "Mlp",
+    "Model",
+    "Norm",
+    "Position",
+    "PostBlock",
+    "QKNorm",
+    "Relative",
+    "Rope",
+    "Run",
+    "Scaling",
+    "Sinusoidal",
+    "T5Bias",
+    "Yarn",
+    "from_json",
+    "to_json",
+]
 
 LEGEND = {
     "b": "batch",
@@ -33,21 +83,6 @@ LEGEND = {
 }
 
 MOST = 10_000  # repetitions of a pattern of layers
-
-Size = Annotated[int, Field(gt=0, description="a count of something: a positive integer")]
-Small = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-AtLeast1 = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def spec(cls: type[T]) -> type[T]:
-    """A frozen, keyword-only dataclass that refuses wrong types and unknown fields."""
-    config = ConfigDict(strict=True, extra="forbid")
-    made = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
-    return cast(type[T], made)
 
 
 @spec
@@ -74,129 +109,6 @@ class LN:
 
 
 Norm = Annotated[RMS | LN, Field(discriminator="kind")] | None
-
-
-@spec
-class Linear:
-    """Position interpolation (Chen et al. 2023, arXiv 2306.15595): every frequency / factor."""
-
-    kind: Literal["linear"] = "linear"
-    factor: Above0
-
-
-@spec
-class DynamicNTK:
-    """A base that grows with the longest position seen, once it is past `original`.
-
-    base * (factor * length / original - (factor - 1))^(h / (h - 2)), as transformers' "dynamic".
-    """
-
-    kind: Literal["dynamic"] = "dynamic"
-    factor: AtLeast1
-    original: Size
-
-
-@spec
-class Yarn:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2).
-
-    Fast pairs stay, slow ones are divided by the factor, and a ramp is between. A pair is fast that
-    turns `fast` times or more in `original` positions, and slow from `slow` turns down. `truncate`:
-    the ramp's two ends are whole pairs. `magnitude` multiplies cos and sin; 0.1 ln(factor) + 1 in
-    the paper.
-    """
-
-    kind: Literal["yarn"] = "yarn"
-    factor: AtLeast1
-    original: Size
-    fast: Above0 = 32.0
-    slow: Above0 = 1.0
-    truncate: bool = True
-    magnitude: Above0
-
-
-@spec
-class Llama3:
-    """Llama 3.1's frequencies, as transformers' "llama3".
-
-    Waves longer than original / low are divided by the factor, those shorter than original / high
-    stay, and between the two the one goes over into the other.
-    """
-
-    kind: Literal["llama3"] = "llama3"
-    factor: Above0
-    low: Above0
-    high: Above0
-    original: Size
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Llama3:
-        if self.low >= self.high:
-            raise ValueError(f"low={self.low} must be less than high={self.high}")
-        return self
-
-
-@spec
-class LongRope:
-    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each pair.
-
-    `long` are those of an input whose positions go past `original`, `short` those of any other.
-    `magnitude` multiplies cos and sin.
-    """
-
-    kind: Literal["longrope"] = "longrope"
-    short: tuple[Above0, ...]
-    long: tuple[Above0, ...]
-    original: Size
-    magnitude: Above0
-
-
-Scaling = Annotated[Linear | DynamicNTK | Yarn | Llama3 | LongRope, Field(discriminator="kind")]
-
-
-@spec
-class Rope:
-    """Rotary positions (Su et al. 2021, arXiv 2104.09864, section 3.4).
-
-    `pairs` says which two coordinates turn together: "adjacent" (0,1), (2,3), ... as in the paper
-    and in Meta's and GGUF's files, or "half" (0, h/2), (1, h/2 + 1), ... as in Hugging Face's.
-    Only the first `width` coordinates of a head turn, all of them where it is None.
-    """
-
-    kind: Literal["rope"] = "rope"
-    base: Above0
-    pairs: Literal["adjacent", "half"]
-    width: Size | None = None
-    scaling: Scaling | None = None
-
-
-@spec
-class Alibi:
-    """Scores minus slope * distance, a slope for each head (Press et al. 2021, arXiv 2108.12409)"""
-
-    kind: Literal["alibi"] = "alibi"
-
-
-@spec
-class T5Bias:
-    """A learned number for each head and bucket of distances, added to the scores.
-
-    Half of the buckets are the distances 0, 1, 2, ...; the others grow by equal factors up to
-    `longest`, and the last holds all beyond (Raffel et al. 2019, arXiv 1910.10683, section 2.1).
-    """
-
-    kind: Literal["t5"] = "t5"
-    buckets: Annotated[int, Field(ge=2)] = 32
-    longest: Size = 128
-
-    @model_validator(mode="after")
-    def _ordered(self) -> T5Bias:
-        if self.longest <= self.buckets // 2:
-            raise ValueError(f"longest={self.longest} must be more than half of the buckets")
-        return self
-
-
-Relative = Annotated[Alibi | T5Bias, Field(discriminator="kind")]
 
 
 @spec
@@ -340,23 +252,6 @@ class Run:
 
 
 @spec
-class Learned:
-    """A learned vector for each of the max_len positions, added to the embedding (GPT-2)."""
-
-    kind: Literal["learned"] = "learned"
-
-
-@spec
-class Sinusoidal:
-    """sin and cos of the position, in turn, added to the embedding (arXiv 1706.03762, 3.5)."""
-
-    kind: Literal["sinusoidal"] = "sinusoidal"
-
-
-Position = Annotated[Learned | Sinusoidal, Field(discriminator="kind")]
-
-
-@spec
 class Model:
     """A decoder: embedding, runs of blocks, final norm, head.
 
@@ -388,6 +283,19 @@ class Model:
         """Every block in the order of computation."""
         return tuple(block for run in self.runs for block in run.blocks * run.repeats)
 
+    def layer_numbers(self) -> tuple[tuple[range, ...], ...]:
+        """The layers that each block of each run's pattern stands for: [run][block in the pattern].
+
+        A run of (A, B) twice, then one of (C,) once: (0, 2), (1, 3); (4,) as ranges.
+        """
+        out, first = [], 0
+        for run in self.runs:
+            period = len(run.blocks)
+            end = first + period * run.repeats
+            out.append(tuple(range(first + i, end, period) for i in range(period)))
+            first = end
+        return tuple(out)
+
 
 SCALINGS = (Linear, DynamicNTK, Yarn, Llama3, LongRope)
 PARTS = (  # what the rooms' dicts of builders are keyed by
@@ -418,18 +326,3 @@ def to_json(model: Model) -> dict[str, Any]:
 def from_json(data: Any, where: str) -> Model:
     """The inverse of `to_json`; `where` names the file in the error."""
     return validated(_MODEL, data, where)
-
-
-def validated(adapter: pydantic.TypeAdapter[T], data: Any, where: str) -> T:
-    """JSON-like data as the adapter's type, or a BadInput that lists every field at fault."""
-    import json
-
-    try:
-        return adapter.validate_json(json.dumps(data))
-    except pydantic.ValidationError as error:
-        lines = []
-        for e in error.errors(include_url=False):
-            field = ".".join(map(str, e["loc"])) or "(whole)"
-            got = "" if e["type"] in ("missing", "value_error") else f", got {e['input']!r:.60}"
-            lines.append(f"  {field}: {e['msg']}{got}")
-        raise BadInput(f"{where} is not valid:\n" + "\n".join(lines)) from None

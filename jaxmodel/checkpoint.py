@@ -292,21 +292,18 @@ def relaid(
     if old == new:
         return dict(arrays)
     out = {path: x for path, x in arrays.items() if not path.startswith("stack/")}
-    first = 0
-    for r, run in enumerate(spec.runs):
-        period = len(run.blocks)
-        for at in range(period):
-            whole = f"stack/runs/{r}/{at}/"
-            each = [f"stack/layers/{first + at + period * i}/" for i in range(run.repeats)]
+    for r, run in enumerate(spec.layer_numbers()):
+        for i, layers in enumerate(run):
+            stack = f"stack/runs/{r}/{i}/"
+            each = [f"stack/layers/{layer}/" for layer in layers]
             if new == "unroll":
-                for path in [p for p in arrays if p.startswith(whole)]:
-                    for part, x in zip(each, arrays[path], strict=True):
-                        out[part + path.removeprefix(whole)] = x
+                for path in [p for p in arrays if p.startswith(stack)]:
+                    for layer, x in zip(each, arrays[path], strict=True):
+                        out[layer + path.removeprefix(stack)] = x
             else:
                 for path in [p for p in arrays if p.startswith(each[0])]:
                     name = path.removeprefix(each[0])
-                    out[whole + name] = np.stack([arrays[part + name] for part in each])
-        first += period * run.repeats
+                    out[stack + name] = np.stack([arrays[layer + name] for layer in each])
     return out
 
 

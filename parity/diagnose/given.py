@@ -139,10 +139,7 @@ def field_part(field: str) -> str:
 
 def layers_of(field: str, spec: Model) -> Iterator[int]:
     """The layers whose block a field of the spec is in: "runs.0.blocks.1.attn.rope.base"."""
-    first = 0
-    for r, run in enumerate(spec.runs):
-        period = len(run.blocks)
-        for at in range(period):
-            if field.startswith(f"runs.{r}.blocks.{at}."):
-                yield from range(first + at, first + period * run.repeats, period)
-        first += period * run.repeats
+    for r, run in enumerate(spec.layer_numbers()):
+        for i, layers in enumerate(run):
+            if field.startswith(f"runs.{r}.blocks.{i}."):
+                yield from layers

@@ -147,21 +147,16 @@ Rows = Callable[[Block | PostBlock], list[Row]]
 
 
 def scanned(spec: Model, block: Rows = block) -> list[Row]:
-    """jaxmodel's stacked layers: block `at` of run `r` holds layers first + at, + period, ...
+    """jaxmodel's stacked layers: block `i` of run `r` holds `spec.layer_numbers()[r][i]`.
 
     `block` gives one layer's rows: its parameters', or its probes'.
     """
-    out, first = [], 0
-    for r, run in enumerate(spec.runs):
-        period, repeats = len(run.blocks), run.repeats
-        for at, pattern in enumerate(run.blocks):
-            numbers = range(first + at, first + period * repeats, period)
-            out += [
-                row.prefixed(f"stack/runs/{r}/{at}/", "layers.{l}.", {"l": numbers})
-                for row in block(pattern)
-            ]
-        first += period * repeats
-    return out
+    return [
+        row.prefixed(f"stack/runs/{r}/{i}/", "layers.{l}.", {"l": layers})
+        for r, (run, numbers) in enumerate(zip(spec.runs, spec.layer_numbers(), strict=True))
+        for i, (pattern, layers) in enumerate(zip(run.blocks, numbers, strict=True))
+        for row in block(pattern)
+    ]
 
 
 def unrolled(spec: Model, block: Rows = block) -> list[Row]:

@@ -225,3 +225,20 @@ def test_yarn_needs_a_base_above_one() -> None:
                 scaling=configs.Yarn(factor=4.0, original=8, magnitude=1.0),
             ),
         )
+
+
+def test_layer_numbers_name_each_layer_once_in_the_order_of_computation() -> None:
+    a, b, c = (Block(pre_attn=None, attn=GQA(heads=1, kv=1, width=w, rope=None), pre_ffn=None,
+                     ffn=Glu(hidden=1)) for w in (2, 4, 6))  # fmt: skip
+    patterns = ((a, b), 2), ((c,), 3), ((b, c, a), 1)
+    runs = tuple(Run(blocks=blocks, repeats=n) for blocks, n in patterns)
+    model = Model(d=8, vocab=3, max_len=4, runs=runs, norm=None, tied=True)
+    numbers = model.layer_numbers()
+    assert numbers == (
+        (range(0, 4, 2), range(1, 4, 2)),
+        (range(4, 7),),
+        (range(7, 8, 3), range(8, 9, 3), range(9, 10, 3)),
+    )  # fmt: skip
+    for run, layers in zip(model.runs, numbers, strict=True):
+        for block, which in zip(run.blocks, layers, strict=True):
+            assert [model.layers[i] for i in which] == [block] * run.repeats
