@@ -131,9 +131,9 @@ def test_a_destination_that_is_taken_is_left_alone(tmp_path: Path, to: str) -> N
 
 
 def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no target 'gguf'; known: jax, hf, torch"):
+    with pytest.raises(BadInput, match="unknown target 'gguf'; known: jax, hf, torch"):
         convert("smollm2-tiny", tmp_path / "x", "gguf")
-    with pytest.raises(BadInput, match="no layout 'stack'"):
+    with pytest.raises(BadInput, match="unknown layout 'stack'"):
         convert("smollm2-tiny", tmp_path / "x", layout="stack")
     with pytest.raises(BadInput, match=r"name it .*x\.pt"):
         convert("smollm2-tiny", tmp_path / "x", "torch")
