@@ -104,7 +104,7 @@ def test_a_conversion_killed_at_any_moment(tmp_path: Path, to: str, kills: int) 
         assert again["sha256"] == due
         assert hashes(open_source(dst).tensors) == due
     assert killed == kills
-    assert half  # some were killed while they wrote
+    assert half or kills < 20  # of so many, some were killed while they wrote
 
 
 @pytest.mark.timeout(600)
