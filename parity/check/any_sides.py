@@ -129,9 +129,9 @@ class JaxSide:
         else:
             arrays, call = dict(params or {}), arguments.reading(side)
         cast = {path: jnp.asarray(x).astype(dtype) for path, x in arrays.items()}
-        whole = [jnp.asarray(x) for x in inputs]
-        floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in whole]
-        xs = [x.astype(dtype) if f else x for x, f in zip(whole, floating, strict=True)]
+        converted = [jnp.asarray(x) for x in inputs]
+        floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in converted]
+        xs = [x.astype(dtype) if f else x for x, f in zip(converted, floating, strict=True)]
 
         def run(patched: Trace | None, order: np.ndarray | None) -> Trace:
             ordered = [x if order is None else x[order] for x in xs]

@@ -108,7 +108,7 @@ class _DecoderCheck:
     settings: decoder_settings.Sides = field(init=False)
 
     def __post_init__(self) -> None:
-        self.settings = decoder_settings.Sides(self.torch_side.given, self.report)
+        self.settings = decoder_settings.Sides(self.torch_side.inputs, self.report)
 
     def reference(self) -> Outcome:
         """torch in float64; with probes, a Trace."""
@@ -119,11 +119,11 @@ class _DecoderCheck:
         if self.options.probes:
             read(side.model)
             return side.run()
-        return runs.run_torch(side.spec, side.tensors, side.given, "float64", read)
+        return runs.run_torch(side.spec, side.tensors, side.inputs, "float64", read)
 
     def float64(self, reference: Outcome, golden: dict[str, Any] | None) -> None:
         """Every comparison in float64 and, where one fails, its cause."""
-        options, report, inputs = self.options, self.report, self.torch_side.given
+        options, report, inputs = self.options, self.report, self.torch_side.inputs
         give_back()
         options.progress("float64: JAX")
         spec, tensors = self.jax_side
@@ -149,7 +149,7 @@ class _DecoderCheck:
     def _probed(self, model: Decoder, reference: Outcome) -> Iterator[Check]:
         """The same comparisons with probes, the two curves, and that probes changed nothing."""
         assert isinstance(reference, Trace)
-        inputs, report = self.torch_side.given, self.report
+        inputs, report = self.torch_side.inputs, self.report
         subject = decoder(model, self.options.layout, inputs)
         trace = subject.run(None)
         yield from strict(trace, reference)
@@ -199,11 +199,11 @@ def explain(report: Report, torch_side: Reference, subject: Subject, folder: Pat
         report.preflight += found.preflight
         report.divergences = found.divergences
         report.points, report.heat = found.points, found.heat
-        axes_of = budgets.axes(torch_side.spec, torch_side.given)
-        seen = failure_details.Runs(reference, end_to_end, patched)
-        failure_details.add(report, report.checks, "float64", seen, axes_of)
+        axes_of = budgets.axes(torch_side.spec, torch_side.inputs)
+        traces = failure_details.Runs(reference, end_to_end, patched)
+        failure_details.add(report, report.checks, "float64", traces, axes_of)
         if folder is not None:
-            replay.save(folder, subject.spec, subject.weights, torch_side.given, reference, report)
+            replay.save(folder, subject.spec, subject.weights, torch_side.inputs, reference, report)
 
     diagnose(torch_side, subject, on_traces)
 

@@ -155,7 +155,7 @@ class WorkingDtype:
         out = runs.run_torch(
             side.spec,
             order.apply(side.tensors),
-            side.given,
+            side.inputs,
             self.dtype,
             self.settings.torch(self.dtype),
         )
@@ -175,17 +175,17 @@ class WorkingDtype:
         # Traces are large enough.
         model = self._model(order, "full" if self.options.probes else "none")
         if draw:
-            out = runs.run_jax(model.spec, model, self.torch_side.given, layout)
+            out = runs.run_jax(model.spec, model, self.torch_side.inputs, layout)
             out = replace(out, grads=order.undo(out.grads))
             self.jax_draws.append(errors(out, self.reference))
             return
         self.settings.jax(self.dtype, model)
         if self.options.probes:
-            self.subject = decoder(model, layout, self.torch_side.given)
+            self.subject = decoder(model, layout, self.torch_side.inputs)
             out = trace = self.subject.run(None)
             self.accumulated = curves.measure(trace, self._trace)
         else:
-            out = runs.run_jax(model.spec, model, self.torch_side.given, layout)
+            out = runs.run_jax(model.spec, model, self.torch_side.inputs, layout)
         self.jax_draws.append(errors(out, self.reference))
         self.logits = out.logits
 
@@ -204,7 +204,7 @@ class WorkingDtype:
     def _witness(self, run: Callable[[Inputs], Outcome]) -> tuple[dict[Measure, float], float]:
         """transformers' errors from the float64 result, and JAX's logits from transformers'."""
         self.options.progress(f"{self.dtype}: transformers, the third witness")
-        out = run(self.torch_side.given)
+        out = run(self.torch_side.inputs)
         self.settings.witness(self.dtype, run)
         between = metrics.relative_l2(self.logits, out.logits)
         return errors(out, self.reference), between
@@ -213,15 +213,15 @@ class WorkingDtype:
         self._progress("JAX, once more for the details")
         side = self.torch_side
         model = self._model(Reordering(side.spec, 0))
-        out = runs.run_jax(model.spec, model, side.given, self.options.layout)
+        out = runs.run_jax(model.spec, model, side.inputs, self.options.layout)
         found = failure_details.Runs(self.reference, out, None)
-        axes_of = axes(side.spec, side.given)
+        axes_of = axes(side.spec, side.inputs)
         failure_details.add(self.report, checks, self.dtype, found, axes_of)
 
     def _local_points(self) -> list[Point]:
         """Every part alone, drawn anew while one is over its band."""
         side = self.torch_side
-        rows = probes.rows(side.spec, "unroll", side.given.ids.shape)
+        rows = probes.rows(side.spec, "unroll", side.inputs.ids.shape)
         local: list[curves.Errors] = []
         noise: list[curves.Errors] = []
         while True:
@@ -238,7 +238,7 @@ class WorkingDtype:
             give_back()
             if draw:
                 model = self._model(order, "full")
-                self.subject = decoder(model, self.options.layout, side.given)
+                self.subject = decoder(model, self.options.layout, side.inputs)
             assert self.subject is not None
             local.append(curves.local_errors(self.subject.run, moved))
             found = curves.points(self.accumulated, local, self._trace, self.dtype, noise)
@@ -259,9 +259,9 @@ def hollow(checks: Sequence[Check], dtype: str) -> list[str]:
     return [f"{loose[0]}{more} in {dtype}: torch's own rounding leaves nothing to compare"]
 
 
-def axes(spec: Model, given: Inputs) -> failure_details.Axes:
+def axes(spec: Model, inputs: Inputs) -> failure_details.Axes:
     """The axes of every probe and parameter of a decoder, by torch's names."""
-    found = probes.rows(spec, "unroll", given.ids.shape)
+    found = probes.rows(spec, "unroll", inputs.ids.shape)
     return failure_details.axes([*found, *decoder_table.rows(spec, "unroll")])
 
 

@@ -138,8 +138,8 @@ def _label(axes: Axes, points: Sequence[Point], y: np.ndarray, bad: Sequence[int
         x, width = i / max(len(points) - 1, 1), 0.009 * len(text)
         left = min(max(x - width / 2, 0), 1 - width)
         height = (np.log(y[i]) - low) / (high - low) + 0.055
-        free = all(left > x1 or left + width < x0 or abs(height - h) > 0.07 for x0, x1, h in taken)
-        if not free or len(taken) >= LABELS:
+        clear = all(left > x1 or left + width < x0 or abs(height - h) > 0.07 for x0, x1, h in taken)
+        if not clear or len(taken) >= LABELS:
             continue
         taken.append((left, left + width, height))
         axes.text(

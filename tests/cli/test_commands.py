@@ -39,7 +39,7 @@ def test_help_imports_no_framework() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from jaxtwin import app\n"
+        "from jaxtwin.cli.main import app\n"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
         "print([m for m in ('jax', 'torch', 'transformers', 'flax', 'numpy') if m in sys.modules])"
     )

@@ -18,7 +18,8 @@ import jaxtwin
 from jaxtwin.configs import PRESETS, BadInput
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.compare import budgets
-from jaxtwin.parity.report import console, metrics
+from jaxtwin.parity.report import console as console_report
+from jaxtwin.parity.report import metrics, results
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.selftest.faults import FAULTS
 from jaxtwin.parity.sides import runs
@@ -185,7 +186,7 @@ def test_gradients_are_on_whatever_the_caller_has_turned_off() -> None:
 
 def test_nothing_compared_is_not_equal() -> None:
     assert not Report().equal
-    assert console.verdict(Report()) == "NOTHING WAS COMPARED"
+    assert results.verdict(Report()) == "NOTHING WAS COMPARED"
 
 
 def test_inputs_reach_far_and_wide() -> None:
@@ -265,14 +266,14 @@ def test_json_is_as_documented(checked: Report) -> None:
 
 def test_console_shows_what_fails(checked: Report) -> None:
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.show(checked, console)
+    console_report.show(checked, console)
     text = console.export_text()
     assert f"EQUAL: all {len(checked.checks)} comparisons hold" in text
     assert "more that hold with more room" in text
     bad = Report(
         [Check("gradient", "float32", 3e-6, 1e-6, "layers.1.attn.q.weight"), *checked.checks]
     )
-    console.show(bad, console)
+    console_report.show(bad, console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 100
     text = " ".join(text.split())

@@ -18,6 +18,7 @@ import jaxtwin
 from jaxtwin.configs import PRESETS
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.compare import budgets, curves, failure_details
+from jaxtwin.parity.report import console as console_report
 from jaxtwin.parity.report import details, html, junit, results, wording
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.selftest.faults import FAULTS
@@ -61,7 +62,7 @@ def explained(wrong: InjectedFault, search: bool = False) -> Report:
 def everywhere(found: Report, name: str, said: str) -> None:
     """The reading is in the console, the JSON, the page and JUnit's XML."""
     console = Console(width=200, record=True, quiet=False)
-    console.show(found, console)
+    console_report.show(found, console)
     assert f"detail: {name}: {said}" in console.export_text()
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     (one,) = [d for d in data["details"] if d["name"] == name]
