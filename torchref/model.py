@@ -88,8 +88,10 @@ class Decoder(nn.Module):
         residual = self.spec.init_std / (2 * len(self.spec.layers)) ** 0.5
         for name, param in self.named_parameters():
             if param.ndim == 2:
-                ends = name.endswith((".attn.o.weight", ".ffn.down.weight"))
-                param.normal_(0, residual if ends else self.spec.init_std, generator=generator)
+                writes_residual = name.endswith((".attn.o.weight", ".ffn.down.weight"))
+                param.normal_(
+                    0, residual if writes_residual else self.spec.init_std, generator=generator
+                )
             elif name.endswith(".bias"):
                 param.zero_()
 
@@ -210,10 +212,10 @@ def generate(
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= model.spec.vocab:
         raise ValueError(f"top_k must be in 1 ... {model.spec.vocab}, got {top_k}")
-    none = eos is None or eos == [] or eos == ()  # torch makes an empty list a list of floats
-    ends = ids.new_zeros(0) if none else torch.atleast_1d(torch.as_tensor(eos))
-    logits_uncached = not (ends.is_floating_point() or ends.dtype == torch.bool)
-    if not (logits_uncached and (ends >= 0).all() and (ends < model.spec.vocab).all()):
+    absent = eos is None or eos == [] or eos == ()  # torch makes an empty list a list of floats
+    end_ids = ids.new_zeros(0) if absent else torch.atleast_1d(torch.as_tensor(eos))
+    integers = not (end_ids.is_floating_point() or end_ids.dtype == torch.bool)
+    if not (integers and (end_ids >= 0).all() and (end_ids < model.spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {model.spec.vocab - 1}, got {eos}")
     generator = torch.Generator().manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool)
@@ -229,7 +231,7 @@ def generate(
             new = torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)[:, 0]
         new = torch.where(done, ids[:, -1], new.to(ids.dtype))
         ids = torch.cat((ids, new[:, None]), dim=1)
-        done |= torch.isin(new, ends)
+        done |= torch.isin(new, end_ids)
         if done.all():
             break
     return ids

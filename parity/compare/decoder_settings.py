@@ -74,8 +74,8 @@ class Sides:
         if "mask" in attended:
             shown["mask_pairs"] = [int(attended["mask"].sum()), int(attended["mask"].size)]
         if "positions" in attended:
-            ends = (attended["positions"].min(), attended["positions"].max())
-            shown["positions"] = [int(x) for x in ends]
+            extremes = (attended["positions"].min(), attended["positions"].max())
+            shown["positions"] = [int(x) for x in extremes]
         kept = self.report.environment.setdefault("settings", {})
         kept.setdefault(dtype, {})[side] = shown
         both = [self.seen.get((side, dtype)) for side in ("torch", "jax")]

@@ -8,7 +8,7 @@ fault, and the script in it calls jaxmodel's own code. It needs no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,84 +17,23 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from jaxtwin.configs import BadInput, Model, dataflow
+from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.atomic_write import appearing, refuse_taken
 from jaxtwin.configs.spec import Run, from_json, to_json
 from jaxtwin.parity.compare import curves, failure_details
+from jaxtwin.parity.diagnose.recipe import Recipe, recipe
 from jaxtwin.parity.diagnose.replay_script import script
 from jaxtwin.parity.report.results import Point, Report
 from jaxtwin.parity.sides import probes
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.table import axis_ops, decoder_table
 from jaxtwin.parity.table.row import Move
-from jaxtwin.parity.table.tensors import moves, src_shapes
+from jaxtwin.parity.table.tensors import moves
 
 if TYPE_CHECKING:
     from jaxtwin.parity.sides.outcome import Trace
 
 BACK = "cotangent "  # before a probe's name: the cotangent there, and not the value
-
-
-# ---- what a replay needs ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What it takes to compute one thing alone, in torch's names."""
-
-    stages: tuple[str, ...]  # what is run: "embed", "layers.3", "norm" or "head"
-    values: tuple[str, ...]  # probes whose values are given
-    cotangents: tuple[str, ...]  # probes whose cotangents are given
-    weights: tuple[str, ...]
-
-    @property
-    def layer(self) -> int | None:
-        return probes.layer(self.stages[0])
-
-    @property
-    def entry(self) -> str | None:
-        """The probe that is the stage's own input x; None where it is not asked for."""
-        inner = f"{self.stages[0]}."
-        return next((name for name in self.values if not name.startswith(inner)), None)
-
-
-def recipe(spec: Model, name: str, direction: str) -> Recipe | None:
-    """Of a probe's value ("forward"), its cotangent ("backward") or a "parameter"'s gradient.
-
-    None for the cotangent of the logits, which comes from the loss and from no part of the model.
-    """
-    steps, weights = dataflow.model_steps(spec), _weights(spec)
-    if direction == "forward":
-        run = [name]
-    elif direction == "backward":
-        run = [probe for probe, step in steps.items() if name in step.inputs]
-    else:
-        run = [probe for probe, of_probe in weights.items() if name in of_probe]
-    if not run:
-        return None
-    return Recipe(
-        _once(".".join(p.split(".")[:2]) if probes.layer(p) is not None else p for p in run),
-        _once(value for probe in run for value in steps[probe].inputs),
-        () if direction == "forward" else tuple(run),
-        _once(weight for probe in run for weight in weights.get(probe, ())),
-    )
-
-
-def _once(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
-
-
-def _weights(spec: Model) -> dict[str, list[str]]:
-    """The weights that each probe of the model is computed with: those of its step's parts."""
-    out: dict[str, list[str]] = {"head": ["embed.weight"] if spec.tied else []}
-    steps = dataflow.model_steps(spec)
-    by_part = {part: name for name, step in steps.items() for part in step.parts}
-    for name, _ in src_shapes(decoder_table.rows(spec, "unroll")):
-        part = name
-        while part not in by_part:
-            part = part.rpartition(".")[0]  # "layers.0.ffn.down.bias" is of layers.0.ffn
-        out.setdefault(by_part[part], []).append(name)
-    return out
 
 
 # ---- what a script runs -------------------------------------------------------------------------
@@ -193,18 +132,18 @@ def opened(folder: Path, name: str, direction: str) -> Part:
 
     at = folder / "spec.json"
     try:
-        whole = from_json(json.loads(at.read_text("utf-8")), str(at))
+        model = from_json(json.loads(at.read_text("utf-8")), str(at))
     except (OSError, ValueError) as error:
         raise BadInput(f"{at} cannot be read: {error}") from None
-    todo = recipe(whole, name, direction)
+    todo = recipe(model, name, direction)
     if todo is None:
         raise BadInput(f"{name}, {direction}: the loss computes that, and no part of the model")
-    block = whole.layers[todo.layer or 0]
-    spec = replace(whole, runs=(Run(blocks=(block,), repeats=1),))
-    given, weights, expected = (
+    block = model.layers[todo.layer or 0]
+    spec = replace(model, runs=(Run(blocks=(block,), repeats=1),))
+    inputs, weights, expected = (
         _loaded(folder / f"{file}.safetensors") for file in ("input", "weights", "expected")
     )
-    ids = given["ids"]
+    ids = inputs["ids"]
     known = _moves(probes.rows(spec, "unroll", ids.shape), todo)
     if todo.entry is not None:
         known[todo.entry] = replace(known["norm"], dst="in")  # of the same axes
@@ -221,7 +160,7 @@ def opened(folder: Path, name: str, direction: str) -> Part:
             for n in names
         }
 
-    values = dst("input", given, todo.values)
+    values = dst("input", inputs, todo.values)
     entry = None if todo.entry is None else known[todo.entry].dst
     x = values.pop(entry) if entry else jnp.zeros((*ids.shape, spec.d), jnp.float64)
     return Part(
@@ -229,12 +168,12 @@ def opened(folder: Path, name: str, direction: str) -> Part:
         direction=direction,
         layer=todo.layer,
         spec=spec,
-        ids=jnp.asarray(given["ids"]),
-        positions=jnp.asarray(given["positions"]),
-        segments=jnp.asarray(given["segments"]),
+        ids=jnp.asarray(inputs["ids"]),
+        positions=jnp.asarray(inputs["positions"]),
+        segments=jnp.asarray(inputs["segments"]),
         x=x,
         values=values,
-        cotangents=dst("input", given, todo.cotangents, BACK),
+        cotangents=dst("input", inputs, todo.cotangents, BACK),
         weights=dst("weights", weights, todo.weights),
         expected=_moved(folder / "expected.safetensors", expected, name, move),
         letters=axis_ops.sides(move.pattern)[1],
@@ -271,8 +210,8 @@ def save(
     folder: Path,
     spec: Model,
     weights: Mapping[str, np.ndarray],
-    given: Inputs,
-    truth: Trace,
+    inputs: Inputs,
+    reference_run: Trace,
     report: Report,
 ) -> None:
     """A folder for the first divergence and one for each further suspect, below a new folder.
@@ -291,18 +230,18 @@ def save(
         for point, todo in found:
             place = hidden / label(point)
             place.mkdir(parents=True)
-            arrays = {"ids": given.ids, "positions": given.positions, "segments": given.segments}
-            arrays |= {name: truth.values[name] for name in todo.values}
-            arrays |= {BACK + name: truth.cotangents[name] for name in todo.cotangents}
-            want = getattr(truth, curves.PICK[point.direction])[point.probe]
+            arrays = {"ids": inputs.ids, "positions": inputs.positions, "segments": inputs.segments}
+            arrays |= {name: reference_run.values[name] for name in todo.values}
+            arrays |= {BACK + name: reference_run.cotangents[name] for name in todo.cotangents}
+            want = getattr(reference_run, curves.PICK[point.direction])[point.probe]
             files = {
                 "input": arrays,
                 "weights": {name: weights[name] for name in todo.weights},
                 "expected": {point.probe: want},
             }
             for name, held in files.items():
-                whole = {key: np.ascontiguousarray(x) for key, x in held.items()}
-                save_file(whole, place / f"{name}.safetensors")
+                contiguous = {key: np.ascontiguousarray(x) for key, x in held.items()}
+                save_file(contiguous, place / f"{name}.safetensors")
             (place / "spec.json").write_text(json.dumps(to_json(spec), indent=1) + "\n", "utf-8")
             (place / "replay.py").write_text(script(point, todo, paths), "utf-8")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxtwin.parity.sides import probes
 
 if TYPE_CHECKING:
-    from jaxtwin.parity.diagnose.replay import Recipe
+    from jaxtwin.parity.diagnose.recipe import Recipe
     from jaxtwin.parity.report.results import Point
 
 WHAT = {

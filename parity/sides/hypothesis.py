@@ -45,7 +45,7 @@ class PlacedHypothesis:
     modules: tuple[str, ...]
     value: Any = None
 
-    def say(self, text: str) -> str:
+    def worded(self, text: str) -> str:
         value = f"{self.value:.6g}" if isinstance(self.value, float) else str(self.value)
         return text.replace("{}", value)
 

@@ -61,7 +61,7 @@ def torch_model(spec: Model, tensors: Tensors, dtype: str) -> Any:
 def run_torch(
     spec: Model,
     tensors: Tensors,
-    given: Inputs,
+    inputs: Inputs,
     dtype: str,
     built: Callable[[Any], None] = lambda model: None,
 ) -> Outcome:
@@ -70,38 +70,38 @@ def run_torch(
     model = torch_model(spec, tensors, dtype)
     built(model)
     with terms.Watch(model) as watch:
-        logits, nll, objective = torch_scored(torch_forward(model, given), given)
+        logits, nll, objective = torch_scored(torch_forward(model, inputs), inputs)
         objective.backward()
     grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
     return Outcome(_wide(logits), _wide(nll), grads, terms=watch.terms())
 
 
-def torch_forward(model: Any, given: Inputs) -> Any:
+def torch_forward(model: Any, inputs: Inputs) -> Any:
     """torchref's logits on that input, and what its layers say beside (torchref/aux.py)."""
     import torch
 
     return model.logits_and_aux(
-        torch.from_numpy(given.ids),
-        positions=torch.from_numpy(given.positions),
-        segments=torch.from_numpy(given.segments),
+        torch.from_numpy(inputs.ids),
+        positions=torch.from_numpy(inputs.positions),
+        segments=torch.from_numpy(inputs.segments),
     )
 
 
-def torch_scored(output: Any, given: Inputs) -> Scored:
+def torch_scored(output: Any, inputs: Inputs) -> Scored:
     """The logits, each counted target's loss, and their mean with the auxiliary losses."""
     logits, aux = output
-    nll = torch_nll(logits, given)
+    nll = torch_nll(logits, inputs)
     return Scored(logits, nll, sum(aux.losses.values(), nll.mean()))
 
 
-def torch_nll(logits: torch.Tensor, given: Inputs) -> torch.Tensor:
+def torch_nll(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """The counted targets' next-token negative log-likelihoods, in float32 at least."""
     import torch
 
     wide = torch.promote_types(logits.dtype, torch.float32)
     scores = logits[:, :-1].to(wide).log_softmax(dim=-1)
-    nll = -scores.gather(-1, torch.from_numpy(given.ids[:, 1:, None]))[..., 0]
-    return nll[torch.from_numpy(given.counted)]
+    nll = -scores.gather(-1, torch.from_numpy(inputs.ids[:, 1:, None]))[..., 0]
+    return nll[torch.from_numpy(inputs.counted)]
 
 
 def jax_model(
@@ -146,20 +146,20 @@ def _jax_step() -> Callable[..., Any]:
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def run_jax(spec: Model, model: Decoder, given: Inputs, layout: str = "scan") -> Outcome:
+def run_jax(spec: Model, model: Decoder, inputs: Inputs, layout: str = "scan") -> Outcome:
     """One forward and backward of jaxmodel, its gradients carried back through the table."""
     from jaxtwin.jaxmodel.axes import arrays
 
     # The input is an argument: baked in, XLA would fold a (b t v) scatter at compile time.
-    targets = given.counted.astype(np.float32)
+    targets = inputs.counted.astype(np.float32)
     (_, (logits, nll)), grads = _jax_step()(
-        model, given.ids, given.positions, given.segments, targets
+        model, inputs.ids, inputs.positions, inputs.segments, targets
     )
     named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
     named = backward(decoder_table.rows(spec, layout), named, "the gradients")
     return Outcome(
         np.asarray(logits, np.float64),
-        np.asarray(nll, np.float64)[given.counted],
+        np.asarray(nll, np.float64)[inputs.counted],
         {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
     )
 
@@ -180,13 +180,13 @@ def logits_of_ids(model: Decoder, ids: np.ndarray) -> np.ndarray:
     return np.asarray(jax.jit(lambda model: model(ids))(model))
 
 
-def logits_jax(model: Decoder, given: Inputs) -> np.ndarray:
+def logits_jax(model: Decoder, inputs: Inputs) -> np.ndarray:
     """The logits (b t v) alone."""
     import jax
 
     @jax.jit
     def run(model: Decoder) -> Any:
-        return model(given.ids, positions=given.positions, segments=given.segments)
+        return model(inputs.ids, positions=inputs.positions, segments=inputs.segments)
 
     return np.asarray(run(model))
 
@@ -215,7 +215,7 @@ class Reference:
 
     spec: Model
     tensors: Tensors
-    given: Inputs
+    inputs: Inputs
     dtype: str = "float64"
 
     @cached_property
@@ -234,8 +234,8 @@ class Reference:
             return probes.run_torch(
                 self.model,
                 self.places,
-                lambda: torch_forward(self.model, self.given),
-                lambda output: torch_scored(output, self.given),
+                lambda: torch_forward(self.model, self.inputs),
+                lambda output: torch_scored(output, self.inputs),
                 patched,
             )
 
@@ -255,7 +255,7 @@ class Subject:
         return {name: tensor.read() for name, tensor in self.tensors.items()}
 
 
-def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> Subject:
+def decoder(model: Decoder, layout: str, inputs: Inputs, *, jit: bool = True) -> Subject:
     """A jaxmodel, as it is: its own spec, its own weights."""
     import jax
     import jax.numpy as jnp
@@ -264,21 +264,21 @@ def decoder(model: Decoder, layout: str, given: Inputs, *, jit: bool = True) -> 
 
     spec = model.spec
     parameters = decoder_table.rows(spec, layout)
-    seen = probes.rows(spec, layout, given.ids.shape)
+    seen = probes.rows(spec, layout, inputs.ids.shape)
     arrays = axes.arrays(model)
     dst = {path: Tensor.of(np.asarray(x)) for path, x in arrays.items()}
     named = backward(parameters, dst, "the JAX side")
-    at = np.nonzero(given.counted)
+    at = np.nonzero(inputs.counted)
 
     def apply(params: Mapping[str, Any]) -> Any:
         now = axes.with_arrays(model, params)
-        return now.logits_and_aux(given.ids, positions=given.positions, segments=given.segments)
+        return now.logits_and_aux(inputs.ids, positions=inputs.positions, segments=inputs.segments)
 
     def score(output: Any) -> Scored:
         logits, aux = output
         wide = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
         scores = jax.nn.log_softmax(wide, axis=-1)
-        nll = -jnp.take_along_axis(scores, given.ids[:, 1:, None], axis=-1)[..., 0][at]
+        nll = -jnp.take_along_axis(scores, inputs.ids[:, 1:, None], axis=-1)[..., 0][at]
         return Scored(logits, nll, sum(aux.losses.values(), nll.mean()))
 
     run = JaxRuns(apply, arrays, score, parameters, seen, jit=jit)
@@ -305,7 +305,7 @@ def faulty_model(
 
 
 def faulty_decoder(
-    spec: Model, tensors: Tensors, given: Inputs, injected: InjectedFault | None
+    spec: Model, tensors: Tensors, inputs: Inputs, injected: InjectedFault | None
 ) -> Subject:
     """The same as a subject that runs operation by operation: for the kill table."""
-    return decoder(faulty_model(spec, tensors, injected), "unroll", given, jit=False)
+    return decoder(faulty_model(spec, tensors, injected), "unroll", inputs, jit=False)

@@ -84,7 +84,9 @@ def torch_of_nll_alone(tensors: Any, given: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_trainer_adds_it_to_its_loss(accumulate: int) -> None:
     plan = training.plan(accumulate=accumulate)
-    params = training.lively(training.spec())
+    params = {
+        path: jnp.asarray(x, jnp.float32) for path, x in training.lively(training.spec()).items()
+    }
     batch = training.batch()
     total, _ = training.gradients(plan, params, batch)
     model = axes.with_arrays(plan.model, params)

@@ -15,15 +15,15 @@ from jaxtwin.jaxmodel.position import (
     SinusoidalPositions,
 )
 from jaxtwin.parity.selftest.faults.base import NoPlace, add
-from jaxtwin.parity.selftest.faults.making import Edit, calling, set_to, setting
+from jaxtwin.parity.selftest.faults.making import ModelEdit, calling, set_to, setting
 
 
-def _dropped(part: type) -> Edit:
+def _dropped(part: type) -> ModelEdit:
     """The part hands on what it is given."""
     return calling(part, lambda call, self, x, *more: x)
 
 
-def _bias_missing(matrix: str) -> Edit:
+def _bias_missing(matrix: str) -> ModelEdit:
     """Of one projection: the Bias that belongs to it adds nothing."""
 
     def change(attention: Any) -> None:

@@ -18,7 +18,7 @@ from jaxtwin.parity.selftest.faults.base import NoPlace
 if TYPE_CHECKING:
     from jaxtwin.jaxmodel import Decoder
 
-Edit = Callable[["Decoder"], None]
+ModelEdit = Callable[["Decoder"], None]
 
 
 def parts(model: Any, *classes: type) -> list[Any]:
@@ -28,7 +28,7 @@ def parts(model: Any, *classes: type) -> list[Any]:
     return [m for _, m in nnx.iter_modules(model) if isinstance(m, classes)]
 
 
-def setting(part: type, change: Callable[[Any], None]) -> Edit:
+def setting(part: type, change: Callable[[Any], None]) -> ModelEdit:
     """Every module of that class changed."""
 
     def edit(model: Decoder) -> None:
@@ -41,10 +41,10 @@ def setting(part: type, change: Callable[[Any], None]) -> Edit:
     return edit
 
 
-def without(*classes: type) -> Callable[[Edit], Edit]:
+def without(*classes: type) -> Callable[[ModelEdit], ModelEdit]:
     """The edit, for models that have no such part: with one it would be another fault."""
 
-    def restricted(edit: Edit) -> Edit:
+    def restricted(edit: ModelEdit) -> ModelEdit:
         def checked(model: Decoder) -> None:
             if parts(model, *classes):
                 raise NoPlace(f"the model has a {' or '.join(c.__name__ for c in classes)}")
@@ -55,7 +55,7 @@ def without(*classes: type) -> Callable[[Edit], Edit]:
     return restricted
 
 
-def where_present(part: type, edit: Edit) -> Edit:
+def where_present(part: type, edit: ModelEdit) -> ModelEdit:
     """The edit, for models that have such a part."""
 
     def checked(model: Decoder) -> None:
@@ -80,12 +80,12 @@ def answering(module: Any, call: Callable[..., Any]) -> None:
     module.__class__ = type(cls.__name__, (cls,), {"__call__": wrapped})
 
 
-def calling(part: type, call: Callable[..., Any]) -> Edit:
+def calling(part: type, call: Callable[..., Any]) -> ModelEdit:
     """Every module of that class answers with call(original, module, *arguments)."""
     return setting(part, lambda module: answering(module, call))
 
 
-def changing(part: type, change: Callable[[Any], Any]) -> Edit:
+def changing(part: type, change: Callable[[Any], Any]) -> ModelEdit:
     """Every module of that class returns change(its output); what it returns beside stays."""
 
     def call(original: Any, self: Any, *args: Any) -> Any:
@@ -127,7 +127,7 @@ def rotated_values(attend: Any, self: Any, x: Any, context: Any, kv: Any) -> Any
     return attend.__wrapped__(changed, x, context, kv)
 
 
-def turning(turn: Callable[..., Any]) -> Edit:
+def turning(turn: Callable[..., Any]) -> ModelEdit:
     """Rotary positions that answer with turn(rotate, module, x, positions)."""
 
     def call(rotate: Any, self: Any, x: Any, positions: Any, length: Any) -> Any:
@@ -136,7 +136,7 @@ def turning(turn: Callable[..., Any]) -> Edit:
     return calling(Rotary, call)
 
 
-def rewired(**changes: Callable[[Any, dict[str, Any]], Any]) -> Edit:
+def rewired(**changes: Callable[[Any, dict[str, Any]], Any]) -> ModelEdit:
     """Blocks in which the steps of these names are change(block, the values so far) instead."""
 
     def call(block: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:
@@ -159,7 +159,7 @@ def rewired(**changes: Callable[[Any, dict[str, Any]], Any]) -> Edit:
     return calling(Block, call)
 
 
-def attending(change: Callable[[Any], dict[str, Any]]) -> Edit:
+def attending(change: Callable[[Any], dict[str, Any]]) -> ModelEdit:
     """Attention whose context is changed so."""
 
     def call(attend: Any, self: Any, x: Any, context: Any, kv: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxtwin.jaxmodel.model import Embedding, TiedHead
 from jaxtwin.jaxmodel.norm import LayerNorm, RMSNorm, as_stored, unit_offset
 from jaxtwin.parity.selftest.faults.base import NoPlace, add
 from jaxtwin.parity.selftest.faults.making import (
-    Edit,
+    ModelEdit,
     calling,
     changing,
     rewired,
@@ -93,7 +93,7 @@ def _outside(norm: Any, self: Any, x: Any) -> Any:
     )
 
 
-def _gate(hidden: Callable[[Any, Any, Any], Any]) -> Edit:
+def _gate(hidden: Callable[[Any, Any, Any], Any]) -> ModelEdit:
     """A feed-forward whose hidden units are hidden(activation, gate, up)."""
 
     def call(ffn: Any, self: Any, x: Any) -> Any:

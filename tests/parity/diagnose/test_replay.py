@@ -29,7 +29,7 @@ from jaxtwin.parity.diagnose import replay
 from jaxtwin.parity.report.results import Check, Divergence, Point, Report
 from jaxtwin.parity.selftest.kill_table import TOKENS
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
-from jaxtwin.parity.sides.inputs import inputs
+from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import Reference, Subject, faulty_decoder
 from jaxtwin.parity.table.tensors import Tensor, Tensors
 
@@ -50,10 +50,10 @@ def wide() -> Iterator[None]:
 
 def explained(folder: Path, spec: Model, tensors: Tensors) -> Report:
     """What a check with a reference of SPEC and WEIGHTS finds in a JAX side of these."""
-    given = inputs(SPEC, TOKENS, 3)
+    given = check_inputs(SPEC, TOKENS, 3)
     subject = faulty_decoder(spec, tensors, given, None)
-    report = Report([Check("made up", "float64", 1.0, 0.0)])
-    decoder_check._explain(report, Reference(SPEC, WEIGHTS, given), subject, folder)
+    report = Report([Check("logits", "float64", 1.0, 0.0)])
+    decoder_check.explain(report, Reference(SPEC, WEIGHTS, given), subject, folder)
     return report
 
 
@@ -159,7 +159,7 @@ def test_where_the_error_is_largest_and_that_torch_is_not_needed(tmp_path: Path)
 
 
 def run_of(spec: Model) -> tuple[Subject, Any, Any]:
-    given, tensors = inputs(spec, TOKENS, 3), weights(spec, 3)
+    given, tensors = check_inputs(spec, TOKENS, 3), weights(spec, 3)
     truth = Reference(spec, tensors, given).run()
     return faulty_decoder(spec, tensors, given, None), given, truth
 
@@ -222,7 +222,7 @@ def point(probe: str, direction: str = "forward", local_error: float = 1.0) -> P
     return Point(probe, layer, part, direction, "float64", 1.0, local_error, 0.0, 1e-13)
 
 
-def test_the_first_divergence_and_one_for_each_suspect() -> None:
+def test_the_first_divergence_and_one_for_each_divergence() -> None:
     points = [
         point("embed", local_error=0.0),
         point("layers.0.attn.v"),
@@ -238,7 +238,7 @@ def test_the_first_divergence_and_one_for_each_suspect() -> None:
     ]
     divergences = [
         Divergence("attn.q", (1, 2), "forward", 1.0, None),
-        Divergence("ffn.down.weight", (2,), "given", 1.0, None),
+        Divergence("ffn.down.weight", (2,), "preflight", 1.0, None),
         Divergence("norm", (), "backward", 1.0, None),
         Divergence("cache", (), "forward", 1.0, None),
     ]
@@ -332,8 +332,8 @@ def test_a_taken_folder_and_no_float64_are_refused_before_any_work(tmp_path: Pat
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
-    failed = Report([Check("logits, decoded from the cache", "float64", 1.0, 0.0)])
-    given = inputs(SPEC, TOKENS, 3)
+    failed = Report([Check("decode", "float64", 1.0, 0.0)])
+    given = check_inputs(SPEC, TOKENS, 3)
     replay.save(tmp_path / "out", SPEC, {}, given, None, failed)  # type: ignore[arg-type]
     (note,) = replay.notes(tmp_path / "out", failed)
     assert note.startswith("no replay: no part is off in float64")

@@ -1,4 +1,4 @@
-"""Differences in what the two sides were given, as causes: another spec, other weights."""
+"""Differences of spec and weights, as causes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from jaxtwin.parity.table.tensors import Tensor, Tensors
 
 
 @dataclass(frozen=True)
-class Given:
-    """One cause, and the reference that was given this one thing as the JAX side was."""
+class IsolatedCause:
+    """One cause, and the reference with this one thing as the JAX side has it."""
 
     divergence: Divergence
-    alone: Reference
+    reference: Reference
 
 
-def compare(
+def causes(
     reference: Reference, subject: Subject
-) -> tuple[Reference | None, list[Difference], list[Given]]:
+) -> tuple[Reference | None, list[Difference], list[IsolatedCause]]:
     """The reference given what the subject has, what differs, and each cause by itself.
 
     The first is None where torchref cannot be built so: the shapes do not fit.
@@ -49,17 +49,17 @@ def compare(
 
 
 def _made(reference: Reference, spec: Model, tensors: Tensors) -> Reference | None:
-    made = replace(reference, spec=spec, tensors=tensors)
+    changed = replace(reference, spec=spec, tensors=tensors)
     try:
-        made.model  # noqa: B018  (built, to see whether it can be)
+        changed.model  # noqa: B018  (built, to see whether it can be)
     except (RuntimeError, BadInput):
         return None
-    return made
+    return changed
 
 
 def _of_spec(
     reference: Reference, subject: Subject, fields: Sequence[Difference]
-) -> Iterator[Given]:
+) -> Iterator[IsolatedCause]:
     """One cause for each kind of field and part, in all the layers where it differs."""
     groups: dict[tuple[Explanation, str], list[str]] = {}
     for difference in fields:
@@ -71,10 +71,10 @@ def _of_spec(
     for (explanation, part), names in groups.items():
         layers = tuple(sorted({i for n in names for i in layers_of(n, reference.spec)}))
         mixed = _mixed(reference.spec, subject.spec, names)
-        alone = _made(reference, mixed, reference.tensors)
-        if alone is not None:
-            found.append(Given(_suspect(explanation, part, layers), alone))
-    yield from sorted(found, key=lambda given: _place(given.divergence))
+        isolated = _made(reference, mixed, reference.tensors)
+        if isolated is not None:
+            found.append(IsolatedCause(_suspect(explanation, part, layers), isolated))
+    yield from sorted(found, key=lambda cause: _place(cause.divergence))
 
 
 def _place(divergence: Divergence) -> tuple[float, int]:
@@ -103,7 +103,7 @@ def _mixed(spec: Model, other: Model, names: Sequence[str]) -> Model:
 
 def _of_weights(
     reference: Reference, theirs: Tensors, tensors: Sequence[tuple[Difference, Explanation | None]]
-) -> Iterator[Given]:
+) -> Iterator[IsolatedCause]:
     """One cause for each slip and part, in all the layers where it was made.
 
     An exchange is one cause, though it shows in two parts.
@@ -121,9 +121,9 @@ def _of_weights(
         mixed = {n: theirs[n] if n in names else t for n, t in reference.tensors.items()}
         layers = tuple(sorted({i for n in names if (i := probes.layer(n)) is not None}))
         explanation = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
-        alone = _made(reference, reference.spec, mixed)
-        if alone is not None:
-            yield Given(_suspect(explanation, probes.part(names[0]), layers), alone)
+        isolated = _made(reference, reference.spec, mixed)
+        if isolated is not None:
+            yield IsolatedCause(_suspect(explanation, probes.part(names[0]), layers), isolated)
 
 
 def _suspect(explanation: Explanation, part: str, layers: tuple[int, ...]) -> Divergence:
