@@ -50,9 +50,9 @@ def attention(a: GQA, d: int) -> Count:
     if isinstance(a.relative, T5Bias):
         total += Count(a.relative.buckets * a.heads, 0)
     if a.qk_norm is not None:
-        whole = a.qk_norm.over == "projection"
-        total += norm(a.qk_norm.norm, queries if whole else a.width)
-        total += norm(a.qk_norm.norm, keys if whole else a.width)
+        over_projection = a.qk_norm.over == "projection"
+        total += norm(a.qk_norm.norm, queries if over_projection else a.width)
+        total += norm(a.qk_norm.norm, keys if over_projection else a.width)
     return total
 
 

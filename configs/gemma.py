@@ -52,7 +52,8 @@ def gemma(
         max_len=max_len,
         embed_scale=d**0.5,
         runs=tuple(
-            Run(blocks=tuple(map(layer, pattern)), repeats=times) for pattern, times in attention
+            Run(blocks=tuple(map(layer, pattern)), repeats=repeats)
+            for pattern, repeats in attention
         ),
         norm=norm,
         tied=tied,
@@ -61,12 +62,12 @@ def gemma(
 
 
 def interleaved(
-    local: GQA, whole: GQA, layers: int, every: int
+    local: GQA, full: GQA, layers: int, every: int
 ) -> list[tuple[tuple[GQA, ...], int]]:
     """Every `every`-th layer sees all of the text, the others a window; the rest is local."""
-    times, rest = divmod(layers, every)
-    pattern = ((local,) * (every - 1) + (whole,)) if times else ()
-    return [(run, n) for run, n in ((pattern, times), ((local,), rest)) if n]
+    repeats, rest = divmod(layers, every)
+    pattern = ((local,) * (every - 1) + (full,)) if repeats else ()
+    return [(run, n) for run, n in ((pattern, repeats), ((local,), rest)) if n]
 
 
 def gemma1(*, layers: int, heads: int, kv: int, width: int, **sizes: Unpack[Sizes]) -> Model:
@@ -83,8 +84,8 @@ def gemma2(
     The scale is query_pre_attn_scalar^-0.5; here the scalar is the head's width, as in the 2B.
     """
     rope = Rope(base=10_000.0, pairs="half")
-    whole = GQA(heads=heads, kv=kv, width=width, rope=rope, cap=50.0)
-    pattern = interleaved(replace(whole, window=window), whole, layers, 2)
+    full = GQA(heads=heads, kv=kv, width=width, rope=rope, cap=50.0)
+    pattern = interleaved(replace(full, window=window), full, layers, 2)
     return gemma(attention=pattern, sandwich=True, cap=30.0, **sizes)
 
 
@@ -95,15 +96,15 @@ def gemma3(
 
     The 1B has no scaling of positions; those above divide the global layers' by 8.
     """
-    whole = GQA(
+    full = GQA(
         heads=heads,
         kv=kv,
         width=width,
         rope=Rope(base=1_000_000.0, pairs="half"),
         qk_norm=QKNorm(norm=NORM, over="head"),
     )
-    local = replace(whole, rope=Rope(base=10_000.0, pairs="half"), window=window)
-    return gemma(attention=interleaved(local, whole, layers, 6), sandwich=True, **sizes)
+    local = replace(full, rope=Rope(base=10_000.0, pairs="half"), window=window)
+    return gemma(attention=interleaved(local, full, layers, 6), sandwich=True, **sizes)
 
 
 PRESETS = {

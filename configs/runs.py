@@ -150,5 +150,5 @@ def read(path: str | os.PathLike[str]) -> Training:
 def changed(run: Training, where: str, **new: object) -> Training:
     """The run with some fields overridden (None leaves a field alone), validated anew."""
     fields = _TRAINING.dump_python(run, mode="json")
-    given = {name: value for name, value in new.items() if value is not None}
-    return validated(_TRAINING, {**fields, **given}, f"{where}, with {given}")
+    changes = {name: value for name, value in new.items() if value is not None}
+    return validated(_TRAINING, {**fields, **changes}, f"{where}, with {changes}")

@@ -115,7 +115,7 @@ def generate(
     """
     ids = np.asarray(check_ids(ids, model.spec))
     ids = ids.astype(np.promote_types(ids.dtype, np.int32))  # it may be too narrow for ids to come
-    ends = check_sampling(model.spec, new_tokens, temperature, top_k, eos)
+    end_ids = check_sampling(model.spec, new_tokens, temperature, top_k, eos)
     if vocab is not None and not (top_k or 1) <= vocab <= model.spec.vocab:
         raise ValueError(f"vocab must be in {top_k or 1} ... {model.spec.vocab}, got {vocab}")
     new_tokens = min(new_tokens, model.spec.max_len - ids.shape[1])
@@ -135,7 +135,7 @@ def generate(
             raise ValueError(f"the logits after token {t + i} are not finite: look at the weights")
         new = np.asarray(choose(logits, jax.random.fold_in(key, i), temperature, top_k, vocab))
         last = np.where(done, last, new).astype(ids.dtype)
-        done |= np.isin(last, ends)
+        done |= np.isin(last, end_ids)
         columns.append(last[:, None])
         each(last)
         if done.all() or i + 1 == new_tokens:
@@ -165,9 +165,9 @@ def check_sampling(
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None and not 1 <= top_k <= spec.vocab:
         raise ValueError(f"top_k must be in 1 ... {spec.vocab}, got {top_k}")
-    none = eos is None or np.size(eos) == 0  # NumPy makes an empty list a list of floats
-    ends = np.zeros(0, np.int64) if none else np.atleast_1d(np.array(eos))
-    logits_uncached = np.issubdtype(ends.dtype, np.integer)
-    if not (logits_uncached and (ends >= 0).all() and (ends < spec.vocab).all()):
+    empty = eos is None or np.size(eos) == 0  # NumPy makes an empty list a list of floats
+    end_ids = np.zeros(0, np.int64) if empty else np.atleast_1d(np.array(eos))
+    integers = np.issubdtype(end_ids.dtype, np.integer)
+    if not (integers and (end_ids >= 0).all() and (end_ids < spec.vocab).all()):
         raise ValueError(f"eos must be in 0 ... {spec.vocab - 1}, got {eos}")
-    return ends
+    return end_ids

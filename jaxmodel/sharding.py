@@ -63,18 +63,18 @@ def partition(
     if len(names) != len(shape):
         raise ValueError(f"letters {letters!r} do not fit the shape {shape}")
     cuts: list[tuple[str, ...] | None] = []
-    used: dict[str, str] = {}
+    cut_by: dict[str, str] = {}
     replicated = []
     for name, size in zip(names, shape, strict=True):
         if name not in RULES:
             raise ValueError(f"letter {name!r} of {letters!r} is unknown; {nearest(name, RULES)}")
         axes = getattr(RULES[name], column)
         for axis in axes:
-            if axis in used:
+            if axis in cut_by:
                 raise ValueError(
-                    f"{letters!r}: {used[axis]} and {name} would both be cut by {axis}"
+                    f"{letters!r}: {cut_by[axis]} and {name} would both be cut by {axis}"
                 )
-            used[axis] = name
+            cut_by[axis] = name
         ways = math.prod(mesh.shape[axis] for axis in axes)
         if size % ways and not RULES[name].replicate_if_indivisible:
             raise BadInput(

@@ -96,7 +96,7 @@ def restore(folder: str | os.PathLike[str], plan: Plan) -> tuple[int, State, dic
     folder = Path(folder).absolute()
     step = at_rest.describe(folder).step
     where = folder / str(step)
-    abstract = jax.eval_shape(lambda given: start(plan.optimizer, given), plan.masters)
+    abstract = jax.eval_shape(lambda masters: start(plan.optimizer, masters), plan.masters)
     target = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         abstract,
@@ -124,13 +124,13 @@ def _prove(
         )
     problems = []
     for group, due in wanted.items():
-        given = stored.get(group, {})
-        for name in sorted(due.keys() | given.keys()):
-            if name not in given:
+        held = stored.get(group, {})
+        for name in sorted(due.keys() | held.keys()):
+            if name not in held:
                 problems.append(f"  {group} {name}: missing")
             elif name not in due:
                 problems.append(f"  {group} {name}: unexpected")
-            elif (have := _kind(given[name])) != (need := _kind(due[name])):
+            elif (have := _kind(held[name])) != (need := _kind(due[name])):
                 problems.append(f"  {group} {name}: {have} is stored, the run needs {need}")
     if problems:
         shown = problems[:20] + [f"  and {len(problems) - 20} more"] * (len(problems) > 20)

@@ -147,13 +147,13 @@ def example(row: np.ndarray, end: int) -> dict[str, np.ndarray]:
     A document's end belongs to it and predicts nothing: what follows it is another document.
     """
     ids, labels = loss.shift(row)
-    ends = ids == end
-    segments = np.cumsum(ends, dtype=np.int32) - ends
+    last = ids == end
+    segments = np.cumsum(last, dtype=np.int32) - last
     at = np.arange(len(ids), dtype=np.int32)
     starts = np.maximum.accumulate(np.where(np.diff(segments, prepend=0) > 0, at, 0))
     return {
         "ids": ids,
-        "labels": np.where(ends, np.int32(loss.IGNORE), labels),
+        "labels": np.where(last, np.int32(loss.IGNORE), labels),
         "positions": at - starts.astype(np.int32),
         "segments": segments.astype(np.int32),
     }

@@ -145,7 +145,7 @@ def placed(plan: Plan, arrays: Mapping[str, Lazy | np.ndarray]) -> State:
     params = {
         path: from_slices(x, plan.params[path], masters[path].dtype) for path, x in arrays.items()
     }
-    return jax.jit(lambda given: start(plan.optimizer, given), out_shardings=plan.state)(params)
+    return jax.jit(lambda params: start(plan.optimizer, params), out_shardings=plan.state)(params)
 
 
 def gradients(plan: Plan, params: Params, batch: Batch) -> tuple[Float[Array, ""], Params]:

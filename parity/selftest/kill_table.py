@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ TOKENS = 24
 CONTROLS, PAIRS = 200, 50
 MODELS = 3  # in which a fault is tried
 KEPT = 100  # pieces of work whose compiled operations a process keeps; to make them anew takes long
+UNCHANGED = InjectedFault.__module__  # of the changes that change nothing
 _COUNT = itertools.count(1)
 
 
@@ -51,9 +52,9 @@ def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any
     from jaxtwin.parity.diagnose.search import diagnose
     from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 
-    tensors, given = weights(spec, seed), check_inputs(spec, TOKENS, seed)
-    subject = make(tensors, given) if make else faulty_decoder(spec, tensors, given, None)
-    return diagnose(Reference(spec, tensors, given), subject)
+    tensors, inputs = weights(spec, seed), check_inputs(spec, TOKENS, seed)
+    subject = make(tensors, inputs) if make else faulty_decoder(spec, tensors, inputs, None)
+    return diagnose(Reference(spec, tensors, inputs), subject)
 
 
 def fault(name: str, shape: str, spec: Model) -> Outcome | None:
@@ -75,6 +76,17 @@ def in_models(name: str) -> list[Outcome]:
     """One fault in each of the first few models that have a place for it."""
     tried = (fault(name, shape, spec) for shape, spec in shapes().items())
     return list(itertools.islice((found for found in tried if found is not None), MODELS))
+
+
+def sample() -> list[str]:
+    """One fault of each kind: what it changes, in which file, and whether in one layer."""
+    kinds: dict[tuple[object, ...], str] = {}
+    for name, known in FAULTS.items():
+        changes = {f.name: getattr(known, f.name) for f in fields(known) if callable(f.default)}
+        made_in = {(what, how.__module__) for what, how in changes.items()}
+        kind = sorted(pair for pair in made_in if pair[1] != UNCHANGED)
+        kinds.setdefault((known.layered, *kind), name)
+    return [*kinds.values(), "optimizer/eps", "sharding/same-rows"]
 
 
 def training() -> dict[str, str | None]:
@@ -145,7 +157,7 @@ def pair(seed: int) -> dict[str, Any]:
     }
 
 
-def two_faults(spec: Model, at: dict[int, str], tensors: Any, given: Any) -> Any:
+def two_faults(spec: Model, at: dict[int, str], tensors: Any, inputs: Any) -> Any:
     """jaxmodel with another fault in each of these layers, and nothing wrong elsewhere."""
     from jaxtwin.parity.sides.runs import decoder, faulty_model
 
@@ -153,7 +165,7 @@ def two_faults(spec: Model, at: dict[int, str], tensors: Any, given: Any) -> Any
     for layer, name in at.items():
         bad: Any = faulty_model(spec, tensors, FAULTS[name])
         model.stack.layers[layer] = bad.stack.layers[layer]
-    return decoder(model, "unroll", given, jit=False)
+    return decoder(model, "unroll", inputs, jit=False)
 
 
 # ---- all of it ----------------------------------------------------------------------------------
@@ -184,8 +196,8 @@ def run(
     for kind, result in _spread(work, workers, progress):
         done[kind].append(result)
     outcomes = [outcome for found in done["fault"] for outcome in found]
-    alone, alarm = done["training"][0]
-    outcomes = sorted(outcomes + alone, key=lambda o: known.index(o.name))
+    of_training, alarm = done["training"][0]
+    outcomes = sorted(outcomes + of_training, key=lambda o: known.index(o.name))
     alarms = [text for text in [*done["control"], alarm] if text]
     return {
         "faults": _table(outcomes),

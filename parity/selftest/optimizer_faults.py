@@ -19,7 +19,7 @@ import optax
 from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.configs.runs import AdamW
-from jaxtwin.parity.selftest.wrong_optax import (
+from jaxtwin.parity.selftest.faulty_optimizers import (
     EMBED,
     Build,
     Letters,
@@ -115,8 +115,8 @@ def reference() -> tuple[ObservedStep, ...]:
 
     spec = tiny()
     batches = random_batches(spec, len(SCALES))
-    given = {"steps": STEPS, "batches": batches, "accumulate": PARTS, "scales": SCALES}
-    return tuple(observe(spec, lively(spec), CONFIG, **given))  # type: ignore[arg-type]
+    options = {"steps": STEPS, "batches": batches, "accumulate": PARTS, "scales": SCALES}
+    return tuple(observe(spec, lively(spec), CONFIG, **options))  # type: ignore[arg-type]
 
 
 def run(name: str) -> Result:
@@ -136,9 +136,9 @@ def tried(fault: OptimizerFault) -> Result:
     spec = tiny()
     with jax.enable_x64(True):
         optimizer = fault.build(CONFIG, STEPS, letters())
-    made = local_error(spec, optimizer, reference(), combine=fault.combine)
+    results = local_error(spec, optimizer, reference(), combine=fault.combine)
     where = ""
-    for i, (got, want) in enumerate(zip(made, reference(), strict=True), 1):
+    for i, (got, want) in enumerate(zip(results, reference(), strict=True), 1):
         off = {
             f"step {i}, {what} of {name}": np.inf if np.isnan(error) else error / band
             for what, errors in differences(got, want).items()
@@ -147,7 +147,7 @@ def tried(fault: OptimizerFault) -> Result:
         if max(off.values()) > 1:
             where = max(off, key=lambda at: off[at])
             break
-    causes = explain(Divergence(adam.Setting.of(spec, CONFIG, STEPS), tuple(made)))
+    causes = explain(Divergence(adam.Setting.of(spec, CONFIG, STEPS), tuple(results)))
     return Result(bool(where), where, causes[0].name if len(causes) == 1 else None)
 
 

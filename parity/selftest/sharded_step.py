@@ -59,10 +59,10 @@ class Outcome:
 @functools.cache
 def batch() -> Batch:
     """Eight rows of one document, with very different numbers of targets."""
-    made = random_batches(tiny(), 1, rows=2 * DEVICES, length=8)[0]
+    result = random_batches(tiny(), 1, rows=2 * DEVICES, length=8)[0]
     # In two documents, too few places would be far enough apart for a wrong position to show.
-    positions = np.tile(np.arange(made.ids.shape[1]), (len(made.ids), 1))
-    return replace(made, positions=positions, segments=np.ones_like(made.segments))
+    positions = np.tile(np.arange(result.ids.shape[1]), (len(result.ids), 1))
+    return replace(result, positions=positions, segments=np.ones_like(result.segments))
 
 
 def split() -> list[Batch]:
@@ -198,8 +198,8 @@ def in_jax(
         size = None if norm is None else float(norm(grads))
     dst = {path: Tensor.of(np.asarray(g)) for path, g in grads.items()}
     src = backward(decoder_table.rows(tiny(), "unroll"), dst, "the gradient")
-    made = Outcome.of(float(loss[0]), {name: t.read() for name, t in src.items()})
-    return made if size is None else replace(made, norm=size)
+    result = Outcome.of(float(loss[0]), {name: t.read() for name, t in src.items()})
+    return result if size is None else replace(result, norm=size)
 
 
 def _merged(grad: Any, merge: Callable[[Any], Any]) -> Any:
@@ -226,7 +226,7 @@ def norm_of_shard(grads: Mapping[str, Any]) -> Any:
     import optax
 
     cut, kept = on_devices(grads)
-    return jax.vmap(lambda own: optax.tree.norm((own, kept)))(cut)[0]
+    return jax.vmap(lambda shard: optax.tree.norm((shard, kept)))(cut)[0]
 
 
 def norm_all_summed(grads: Mapping[str, Any]) -> Any:
@@ -236,8 +236,8 @@ def norm_all_summed(grads: Mapping[str, Any]) -> Any:
 
     cut, kept = on_devices(grads)
 
-    def one(own: Any) -> Any:
-        return jax.lax.psum(optax.tree.norm((own, kept), squared=True), "fsdp") ** 0.5
+    def one(shard: Any) -> Any:
+        return jax.lax.psum(optax.tree.norm((shard, kept), squared=True), "fsdp") ** 0.5
 
     return jax.vmap(one, axis_name="fsdp")(cut)[0]
 
@@ -255,7 +255,7 @@ def in_torch(part: Batch, model: tuple[Model, Tensors] | None = None) -> Outcome
 
 
 @functools.cache
-def whole() -> Outcome:
+def whole_batch() -> Outcome:
     """The truth: the batch in one piece."""
     return in_torch(batch())
 
@@ -267,7 +267,7 @@ def together(parts: Sequence[Batch]) -> Batch:
     return replace(parts[0], **rows)
 
 
-def times(outcome: Outcome, by: float) -> Outcome:
+def multiplied(outcome: Outcome, by: float) -> Outcome:
     return Outcome.of(outcome.loss, {name: by * g for name, g in outcome.grads.items()})
 
 
@@ -300,9 +300,9 @@ def other_norm(replicas: int, share: Callable[[str, np.ndarray], np.ndarray]) ->
     """The norm of share(name, matrix) and of scales that count `replicas` times."""
     squares = sum(
         replicas * (g * g).sum() if g.ndim == 1 else (share(n, g) ** 2).sum()
-        for n, g in whole().grads.items()
+        for n, g in whole_batch().grads.items()
     )
-    return replace(whole(), norm=float(np.sqrt(squares)))
+    return replace(whole_batch(), norm=float(np.sqrt(squares)))
 
 
 def first_share(name: str, g: np.ndarray) -> np.ndarray:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from jaxtwin.parity.selftest import sharded_step
 from jaxtwin.parity.selftest.optimizer_faults import Result
-from jaxtwin.parity.selftest.sharded_step import DEVICES, Outcome, in_jax, in_torch, split, whole
+from jaxtwin.parity.selftest.sharded_step import (
+    DEVICES,
+    Outcome,
+    in_jax,
+    in_torch,
+    split,
+    whole_batch,
+)
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,13 @@ def control() -> Result:
     return _tried(in_jax(split(), sharded_step.right))
 
 
-def _tried(made: Outcome) -> Result:
-    off = made.off(whole())
+def _tried(got: Outcome) -> Result:
+    off = got.off(whole_batch())
     injected = [name for name, error in off.items() if not error <= 1]
     named = [
         name
         for name, outcome in _mistaken().items()
-        if all(error <= 1 for error in made.off(outcome).values())
+        if all(error <= 1 for error in got.off(outcome).values())
     ]
     return Result(
         bool(injected),
@@ -71,12 +78,12 @@ SHARDING_FAULTS: dict[str, ShardingFault] = {
     "gradients-summed": ShardingFault(
         "sums gradients that were to be averaged over the devices",
         lambda: in_jax(split(), sharded_step.summed),
-        lambda: sharded_step.times(whole(), DEVICES),
+        lambda: sharded_step.multiplied(whole_batch(), DEVICES),
     ),
     "gradients-averaged": ShardingFault(
         "averages gradients that were to be summed over the devices",
         lambda: in_jax(split(), sharded_step.averaged),
-        lambda: sharded_step.times(whole(), 1 / DEVICES),
+        lambda: sharded_step.multiplied(whole_batch(), 1 / DEVICES),
     ),
     "row-dropped": ShardingFault(
         "drops the batch's last row",

@@ -58,7 +58,7 @@ class ObservedStep:
 
     before: State
     parts: tuple[Part, ...]
-    made: Step
+    result: Step
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ def gradient(setting: Setting, parts: Sequence[Part], how: How) -> Arrays:
         ]
     if most is not None and how.clip == "shares":
         each = [clipped(grads, most) for grads in each]
-    whole = {name: np.sum([grads[name] for grads in each], axis=0) for name in each[0]}
+    total = {name: np.sum([grads[name] for grads in each], axis=0) for name in each[0]}
     if most is None or how.clip not in ("global", "tensor", "here"):
-        return whole
+        return total
     groups: dict[str, Arrays] = {}
-    for name, g in whole.items():
+    for name, g in total.items():
         group = {"global": "", "tensor": name, "here": setting.dst[name]}[how.clip]
         groups.setdefault(group, {})[name] = g
     return {n: g for some in groups.values() for n, g in clipped(some, most, how.clip_eps).items()}
@@ -201,7 +201,7 @@ def step(
         parts = [*parts, Part({n: x * tokens for n, x in extra.items()}, 0)]
     grads = gradient(setting, parts, how)
     speed = how.scale * rate(config, setting.steps, before.count + how.shift, how.apart)
-    made = Step({}, {}, {})
+    result = Step({}, {}, {})
     for name, param in before.params.items():
         shrink, g = decay(setting, name, how), grads[name]
         if how.decay == "l2":
@@ -219,13 +219,13 @@ def step(
         elif how.decay == "unscaled":
             shift = shift - how.scale * shrink * param
         twice = name == setting.embedding and how.embedding == "update twice"
-        made.update[name] = 2 * shift if twice else shift
+        result.update[name] = 2 * shift if twice else shift
         low = how.moments != "whole"
-        made.mu[name] = metrics.rounded(mu, BF16) if low else mu
-        made.nu[name] = metrics.rounded(nu, BF16) if how.moments == "bfloat16" else nu
+        result.mu[name] = metrics.rounded(mu, BF16) if low else mu
+        result.nu[name] = metrics.rounded(nu, BF16) if how.moments == "bfloat16" else nu
     if how.clip == "update" and config.clip is not None:
-        made = replace(made, update=clipped(made.update, config.clip))
-    return made
+        result = replace(result, update=clipped(result.update, config.clip))
+    return result
 
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

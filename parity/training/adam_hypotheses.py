@@ -18,7 +18,7 @@ class Divergence:
     """Steps of one optimizer, in their order, each from the reference's state and gradients."""
 
     setting: Setting
-    seen: tuple[ObservedStep, ...]
+    observed: tuple[ObservedStep, ...]
 
 
 Ways = Callable[[Divergence], Iterable[tuple[How, str]]]  # each with a number for the text
@@ -37,7 +37,7 @@ class Hypothesis:
 HYPOTHESES: list[Hypothesis] = []
 
 
-def mistake(name: str, about: str, advice: str, *ways: How) -> None:
+def hypothesis(name: str, about: str, advice: str, *ways: How) -> None:
     HYPOTHESES.append(
         Hypothesis(name, about, advice, lambda divergence: [(how, "") for how in ways])
     )
@@ -63,12 +63,12 @@ def explain(divergence: Divergence) -> list[Cause]:
     Empty where the steps are right, and where no mistake known here makes them. More than one:
     these steps cannot tell them apart, which `about` then says, and none of them is proven.
     """
-    if _made_by(divergence, adam.RIGHT):
+    if _repeats(divergence, adam.RIGHT):
         return []
     found = []
     for known in HYPOTHESES:
         for how, value in known.ways(divergence):
-            if _made_by(divergence, how):
+            if _repeats(divergence, how):
                 found.append((known, known.about.format(value)))
                 break
     out = []
@@ -80,11 +80,14 @@ def explain(divergence: Divergence) -> list[Cause]:
     return out
 
 
-def _made_by(divergence: Divergence, how: How) -> bool:
+def _repeats(divergence: Divergence, how: How) -> bool:
     most: Arrays = {}
-    return bool(divergence.seen) and all(
-        adam.agree(adam.step(divergence.setting, seen.before, seen.parts, how, most), seen.made)
-        for seen in divergence.seen
+    return bool(divergence.observed) and all(
+        adam.agree(
+            adam.step(divergence.setting, observed.before, observed.parts, how, most),
+            observed.result,
+        )
+        for observed in divergence.observed
     )
 
 
@@ -104,10 +107,13 @@ def _beta(moment: str, power: int) -> Callable[[Divergence], list[float]]:
 
     def fit(divergence: Divergence) -> list[float]:
         def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for seen in divergence.seen:
-                grads = adam.gradient(divergence.setting, seen.parts, adam.RIGHT)
+            for observed in divergence.observed:
+                grads = adam.gradient(divergence.setting, observed.parts, adam.RIGHT)
                 for name, g in grads.items():
-                    old, new = getattr(seen.before, moment)[name], getattr(seen.made, moment)[name]
+                    old, new = (
+                        getattr(observed.before, moment)[name],
+                        getattr(observed.result, moment)[name],
+                    )
                     size = np.abs(g**power).max() or 1.0  # every tensor counts alike
                     yield (old - g**power) / size, (new - g**power) / size
 
@@ -119,15 +125,15 @@ def _beta(moment: str, power: int) -> Callable[[Divergence], list[float]]:
 def _right(
     divergence: Divergence, how: How = adam.RIGHT
 ) -> Iterator[tuple[ObservedStep, adam.Step]]:
-    for seen in divergence.seen:
-        yield seen, adam.step(divergence.setting, seen.before, seen.parts, how)
+    for observed in divergence.observed:
+        yield observed, adam.step(divergence.setting, observed.before, observed.parts, how)
 
 
 def _scale(divergence: Divergence) -> list[float]:
     found = _slope(
         (want.update[n], x)
-        for seen, want in _right(divergence)
-        for n, x in seen.made.update.items()
+        for observed, want in _right(divergence)
+        for n, x in observed.result.update.items()
     )
     return [c for c in found if c != 0 and abs(c + 1) > OPTIMIZER]  # -1 has a name of its own
 
@@ -137,10 +143,10 @@ def _decay(divergence: Divergence) -> list[float]:
 
     def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         setting = divergence.setting
-        for seen, want in _right(divergence, How(decays="none")):
-            speed = adam.rate(setting.config, setting.steps, seen.before.count)
+        for observed, want in _right(divergence, How(decays="none")):
+            speed = adam.rate(setting.config, setting.steps, observed.before.count)
             for n in setting.decayed:
-                yield -speed * seen.before.params[n], seen.made.update[n] - want.update[n]
+                yield -speed * observed.before.params[n], observed.result.update[n] - want.update[n]
 
     return [c for c in _slope(pairs()) if c > 1e-9]
 
@@ -149,11 +155,11 @@ def _clip(divergence: Divergence) -> list[float]:
     """The norm of what went into the first moment, where that is less than the gradient's."""
     b1 = divergence.setting.config.b1
     out = []
-    for seen in divergence.seen:
-        whole = adam.norm(adam.gradient(divergence.setting, seen.parts, How(clip="none")))
-        old = seen.before.mu
-        size = adam.norm({n: (x - b1 * old[n]) / (1 - b1) for n, x in seen.made.mu.items()})
-        if size < whole * (1 - 1e-9):
+    for observed in divergence.observed:
+        total = adam.norm(adam.gradient(divergence.setting, observed.parts, How(clip="none")))
+        old = observed.before.mu
+        size = adam.norm({n: (x - b1 * old[n]) / (1 - b1) for n, x in observed.result.mu.items()})
+        if size < total * (1 - 1e-9):
             out.append(size)
     return out
 
@@ -162,16 +168,16 @@ def _eps(divergence: Divergence) -> list[float]:
     """From -rate m / (sqrt(v) + eps), where v is smallest and so eps shows most."""
     setting = divergence.setting
     roots, values = [], []
-    for seen in divergence.seen:
-        count = seen.before.count + 1
-        speed = adam.rate(setting.config, setting.steps, seen.before.count)
-        for n, x in seen.made.update.items():
-            own = -x - speed * adam.decay(setting, n, adam.RIGHT) * seen.before.params[n]
-            m = seen.made.mu[n] / (1 - setting.config.b1**count)
-            root = np.sqrt(seen.made.nu[n] / (1 - setting.config.b2**count))
-            some = (root > 0) & (own != 0)
+    for observed in divergence.observed:
+        count = observed.before.count + 1
+        speed = adam.rate(setting.config, setting.steps, observed.before.count)
+        for n, x in observed.result.update.items():
+            adam_step = -x - speed * adam.decay(setting, n, adam.RIGHT) * observed.before.params[n]
+            m = observed.result.mu[n] / (1 - setting.config.b1**count)
+            root = np.sqrt(observed.result.nu[n] / (1 - setting.config.b2**count))
+            some = (root > 0) & (adam_step != 0)
             roots.append(root[some])
-            values.append(speed * m[some] / own[some] - root[some])
+            values.append(speed * m[some] / adam_step[some] - root[some])
     if not roots:
         return []
     at = np.argsort(np.concatenate(roots))[:25]
@@ -181,87 +187,87 @@ def _eps(divergence: Divergence) -> list[float]:
 
 # ---- the catalogue -------------------------------------------------------------------------------
 
-mistake(
+hypothesis(
     "eps-inside-root",
     "adds eps inside the square root",
     "give it as eps, and leave eps_root at 0",
     How(eps="inside"),
 )
-mistake(
+hypothesis(
     "eps-before-correction",
     "adds eps to the root of the second moment before the bias correction",
     "correct both moments first, then take the root and add eps",
     How(eps="uncorrected"),
 )
-mistake(
+hypothesis(
     "mu-not-corrected",
     "does not correct the first moment for its start at zero",
     "divide mu by 1 - b1^count",
     How(correct_mu=False),
 )
-mistake(
+hypothesis(
     "nu-not-corrected",
     "does not correct the second moment for its start at zero",
     "divide nu by 1 - b2^count",
     How(correct_nu=False),
 )
-mistake(
+hypothesis(
     "moments-not-corrected",
     "corrects neither moment for its start at zero",
     "divide mu by 1 - b1^count and nu by 1 - b2^count",
     How(correct_mu=False, correct_nu=False),
 )
-mistake(
+hypothesis(
     "scales-decayed",
     "decays norm scales and biases too",
     "give optax.adamw a mask that is true for matrices and the embedding alone",
     How(decays="all"),
 )
-mistake(
+hypothesis(
     "stacked-scales-decayed",
     "decays the scales of stacked layers, which look like matrices",
     "make the mask from the parameters' letters and not from ndim",
     How(decays="stacked too"),
 )
-mistake(
+hypothesis(
     "embedding-not-decayed",
     "does not decay the embedding",
     "let the mask be true for the embedding",
     How(decays="no embedding"),
 )
-mistake(
+hypothesis(
     "nothing-decayed",
     "decays nothing",
     "use optax.adamw (adam has no decay), with weight_decay and a mask that is not all false",
     How(decays="none"),
 )
-mistake(
+hypothesis(
     "decay-coupled",
     "adds the decay to the gradient, as L2 regularization",
     "add the decayed weights after Adam's own step, as optax.adamw does",
     How(decay="l2"),
     How(decay="l2 before clip"),
 )
-mistake(
+hypothesis(
     "decay-not-scaled",
     "does not multiply the decay by the learning rate",
     "put add_decayed_weights before the scaling by the learning rate",
     How(decay="unscaled"),
 )
-mistake(
+hypothesis(
     "clip-missing",
     "does not clip the gradient",
     "put optax.clip_by_global_norm first in the chain",
     How(clip="none"),
 )
-mistake(
+hypothesis(
     "clip-per-tensor",
     "clips every tensor by its own norm",
     "clip by the norm of all gradients together (optax.clip_by_global_norm)",
     How(clip="here"),
     How(clip="tensor"),
 )
-mistake(
+hypothesis(
     "clip-per-part",
     "clips each micro-batch's gradient instead of their mean",
     "accumulate first, then clip once",
@@ -270,19 +276,19 @@ mistake(
     How(clip="shares"),
     How(clip="shares", parts="mean of means"),
 )
-mistake(
+hypothesis(
     "clip-of-update",
     "clips the update instead of the gradient",
     "put the clip in front of AdamW in the chain",
     How(clip="update"),
 )
-mistake(
+hypothesis(
     "clip-norm-eps",
     "divides by the norm plus 1e-6, as torch.nn.utils.clip_grad_norm_ does",
     "divide by the norm itself, as optax.clip_by_global_norm does",
     How(clip_eps=1e-6),
 )
-mistake(
+hypothesis(
     "parts-summed",
     "sums the micro-batches' gradients and does not average them",
     "divide by the number of targets in the whole batch",
@@ -290,61 +296,61 @@ mistake(
     How(parts="sum of means"),
     How(parts="sum"),
 )
-mistake(
+hypothesis(
     "mean-of-means",
     "averages the micro-batches' means, however many targets each has",
     "sum the losses and divide by the number of targets in the whole batch",
     How(parts="mean of means"),
 )
-mistake(
+hypothesis(
     "schedule-early",
     "uses the learning rate of the next update",
     "count updates from 0 in the schedule",
     How(shift=1),
 )
-mistake(
+hypothesis(
     "schedule-late",
     "uses the learning rate of the update before",
     "count updates from 0 in the schedule",
     How(shift=-1),
 )
-mistake(
+hypothesis(
     "warmup-apart",
     "counts the warm-up apart, so that the decay ends that much later",
     "decay_steps of optax's schedule includes the warm-up: give it the whole length",
     How(apart=True),
 )
-mistake(
+hypothesis(
     "mu-bfloat16",
     "keeps the first moment in bfloat16",
     "keep the moments in float32: leave mu_dtype out, with float32 parameters",
     How(moments="mu in bfloat16"),
 )
-mistake(
+hypothesis(
     "moments-bfloat16",
     "keeps both moments in bfloat16",
     "keep parameters and moments in float32",
     How(moments="bfloat16"),
 )
-mistake(
+hypothesis(
     "update-sign",
     "goes up the gradient",
     "scale by the negative learning rate, once",
     How(scale=-1.0),
 )
-mistake(
+hypothesis(
     "embedding-updated-twice",
     "updates the tied embedding twice",
     "keep one parameter for the embedding and the head",
     How(embedding="update twice"),
 )
-mistake(
+hypothesis(
     "embedding-decayed-twice",
     "decays the tied embedding twice",
     "decay the shared parameter once",
     How(embedding="decay twice"),
 )
-mistake(
+hypothesis(
     "amsgrad",
     "divides by the largest second moment so far (AMSGrad)",
     "use optax.adamw, or amsgrad in torch too",

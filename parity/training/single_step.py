@@ -53,16 +53,18 @@ def local_error(
     out: list[ObservedStep] = []
     with jax.enable_x64(True):
         state = None
-        for seen in reference:
-            params = dst(seen.before.params)
+        for observed in reference:
+            params = dst(observed.before.params)
             state = optimizer.init(params) if state is None else state
-            before = seen.before
+            before = observed.before
             state = moments.filled(state, dst(before.mu), dst(before.nu), before.count)
-            grads = combine([dst(p.grads) for p in seen.parts], [p.tokens for p in seen.parts])
+            grads = combine(
+                [dst(p.grads) for p in observed.parts], [p.tokens for p in observed.parts]
+            )
             updates, state = optimizer.update(grads, state, params)
             mu, nu, _ = moments.from_optax(spec, state, layout)
             wide = [{n: np.asarray(x, np.float64) for n, x in m.items()} for m in (mu, nu)]
-            out.append(ObservedStep(before, seen.parts, adam.Step(named(updates), *wide)))
+            out.append(ObservedStep(before, observed.parts, adam.Step(named(updates), *wide)))
     return out
 
 
@@ -74,11 +76,11 @@ def differences(got: ObservedStep, want: ObservedStep) -> dict[str, dict[str, tu
     """
     eps = float(np.finfo(np.float64).eps)
     out: dict[str, dict[str, tuple[float, float]]] = {}
-    for what, errors in adam.errors(got.made, want.made).items():
+    for what, errors in adam.errors(got.result, want.result).items():
         out[what] = {}
         for name, error in errors.items():
             band = OPTIMIZER
-            size = float(np.linalg.norm(want.made.update[name]))
+            size = float(np.linalg.norm(want.result.update[name]))
             if what == "update" and size:
                 band += eps * float(np.linalg.norm(want.before.params[name])) / size
             out[what][name] = (error, band)

@@ -17,7 +17,7 @@ from jaxtwin.configs.runs import AdamW
 from jaxtwin.parity.sides import runs, terms
 from jaxtwin.parity.table.tensors import Tensors
 from jaxtwin.parity.training import adam
-from jaxtwin.parity.training.adam import Part, ObservedStep, State
+from jaxtwin.parity.training.adam import ObservedStep, Part, State
 
 IGNORE = -100  # a label that predicts nothing
 

@@ -89,7 +89,7 @@ def train(
 
     length = min(plan.length, spec.max_len)
     batches = random_batches(spec, plan.steps, rows=plan.rows, length=length, seed=seed)
-    ends: Gaps = {}
+    final_gaps: Gaps = {}
     for dtype in [d for d in DTYPES if d in dtypes]:
         progress(f"{dtype}: {plan.steps} steps of training on both sides")
         found = trajectory(
@@ -106,7 +106,7 @@ def train(
         )
         report.checks += found.checks
         report.trajectory = report.trajectory or found.steps
-        ends = ends or found.ends
+        final_gaps = final_gaps or found.final_gaps
     clip = plan.config.clip
     if clip is not None and all(step["clip_torch"] == 1 for step in report.trajectory):
         report.blind.append(f"the clip at {clip:g}: no gradient's norm reached it in training")
@@ -123,17 +123,17 @@ def train(
         )
         return
     progress(f"float64: {many} steps of the optimizer, each alone")
-    _alone(report, spec, tensors, plan, batches[:many], layout, ends)
+    _local_errors(report, spec, tensors, plan, batches[:many], layout, final_gaps)
 
 
-def _alone(
+def _local_errors(
     report: Report,
     spec: Model,
     tensors: Tensors,
     plan: Plan,
     batches: Sequence[object],
     layout: str,
-    ends: Gaps,
+    final_gaps: Gaps,
 ) -> None:
     """Each step from the reference's state and gradients: points, a check a kind, and a cause."""
     import jax
@@ -141,14 +141,17 @@ def _alone(
     from jaxtwin.jaxmodel import abstract, axes
     from jaxtwin.parity.training.torch_training import observe
 
-    given = {"steps": plan.steps, "batches": batches, "accumulate": plan.accumulate}
-    seen = observe(spec, tensors, plan.config, **given)  # type: ignore[arg-type]
+    options = {"steps": plan.steps, "batches": batches, "accumulate": plan.accumulate}
+    observed = observe(spec, tensors, plan.config, **options)  # type: ignore[arg-type]
     with jax.enable_x64(True):
         letters = axes.letters(abstract(spec, layout=layout))
-        made = local_error(
-            spec, (plan.build or optimizer)(plan.config, plan.steps, letters), seen, layout=layout
+        results = local_error(
+            spec,
+            (plan.build or optimizer)(plan.config, plan.steps, letters),
+            observed,
+            layout=layout,
         )
-    points = _points(ends, made, seen)
+    points = _points(final_gaps, results, observed)
     report.points += points
     for kind in KINDS:
         worst = max((p for p in points if p.direction == kind), key=_over)
@@ -158,16 +161,18 @@ def _alone(
     wrong = [p for p in points if not p.ok]
     if wrong:
         setting = adam.Setting.of(spec, plan.config, plan.steps, layout)
-        causes = explain(Steps(setting, tuple(made)))
-        report.divergences.append(_suspect(wrong, causes))
+        causes = explain(Steps(setting, tuple(results)))
+        report.divergences.append(_divergence(wrong, causes))
 
 
-def _points(ends: Gaps, made: Sequence[ObservedStep], seen: Sequence[ObservedStep]) -> list[Point]:
+def _points(
+    final_gaps: Gaps, results: Sequence[ObservedStep], observed: Sequence[ObservedStep]
+) -> list[Point]:
     """For each parameter its update and both moments: the step that uses most of its band."""
     from jaxtwin.parity.sides import probes
 
     worst: dict[tuple[str, str], tuple[float, float]] = {}
-    for got, want in zip(made, seen, strict=True):
+    for got, want in zip(results, observed, strict=True):
         for kind, errors in differences(got, want).items():
             for name, (error, band) in errors.items():
                 old = worst.get((kind, name))
@@ -180,7 +185,7 @@ def _points(ends: Gaps, made: Sequence[ObservedStep], seen: Sequence[ObservedSte
             probes.part(name),
             kind,
             "float64",
-            ends["parameters" if kind == "update" else kind][name],
+            final_gaps["parameters" if kind == "update" else kind][name],
             error,
             0.0,
             band,
@@ -199,7 +204,7 @@ def _over(point: Point) -> float:
     return _rank(point.local_error, point.band)
 
 
-def _suspect(wrong: Sequence[Point], causes: Sequence[Cause]) -> Divergence:
+def _divergence(wrong: Sequence[Point], causes: Sequence[Cause]) -> Divergence:
     """The optimizer; a cause only where one mistake alone makes the same steps."""
     worst = max(map(_over, wrong))
     cause = causes[0] if causes else None

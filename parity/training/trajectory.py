@@ -180,13 +180,15 @@ class Trajectory:
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    ends: Gaps = field(default_factory=dict)
+    final_gaps: Gaps = field(default_factory=dict)
 
 
-Made = tuple[dict[str, float], State]  # the numbers of a step, and the state after it
+StepResult = tuple[dict[str, float], State]  # the numbers of a step, and the state after it
 
 
-def gaps(got: Made, want: Made, least: Mapping[str, Mapping[str, float]] | None = None) -> Gaps:
+def gaps(
+    got: StepResult, want: StepResult, least: Mapping[str, Mapping[str, float]] | None = None
+) -> Gaps:
     """Relative errors after a step, by tensor; `least` as in torch_training.TorchSide."""
     least = least or {}
     pairs = {"parameters": "params", "mu": "mu", "nu": "nu"}
@@ -229,11 +231,11 @@ def trajectory(
     `theirs` is what the JAX side starts from, where that is something else of the same shapes.
     In float64 they may drift apart by DRIFT, and rates and clip factors by OPTIMIZER (see
     tolerances.py). In float32 the reference is torch in float64 from the same rounded weights, and
-    the JAX side may be off it by K times what torch in float32 is. Torch's error is the largest of several runs that differ in
-    their roundings alone: the rows of a batch in another order, the model's width and hidden width
-    too (reordering.py). Where that is not enough, both sides are drawn again, more often; then the
-    smallest of the JAX side's errors counts. All is compared after every step, tensor by tensor;
-    a kind's check is the one that used most of its budget.
+    the JAX side may be off it by K times what torch in float32 is. Torch's error is the largest of
+    several runs that differ in their roundings alone: the rows of a batch in another order, the
+    model's width and hidden width too (reordering.py). Where that is not enough, both sides are
+    drawn again, more often; then the smallest of the JAX side's errors counts. All is compared
+    after every step, tensor by tensor; a kind's check is the one that used most of its budget.
     """
     import jax
 
@@ -249,7 +251,7 @@ def trajectory(
         ours = JaxSide(twin, other, config, steps, dtype, layout, build)
         fresh = Check("training_start", dtype, ours.fresh(), 0.0)
         for torchs, jaxs in [(0, 1)] if dtype == "float64" else DRAWS:
-            truth = Draw(TorchSide(spec, start, config, steps, "float64"), spec, 0)
+            reference = Draw(TorchSide(spec, start, config, steps, "float64"), spec, 0)
             draws = [
                 Draw(TorchSide(spec, reordered, config, steps, dtype), spec, seed)
                 for seed in range(torchs)
@@ -257,7 +259,7 @@ def trajectory(
             ]
             mine = [Draw(ours.again(Reordering(twin, seed).apply(other)), twin, seed)
                     for seed in range(jaxs)]  # fmt: skip
-            out = _side_by_side(truth, draws, mine, batches, accumulate, dtype)
+            out = _side_by_side(reference, draws, mine, batches, accumulate, dtype)
             if all(check.ok for check in out.checks):
                 break
     out.checks.insert(0, fresh)
@@ -265,7 +267,7 @@ def trajectory(
 
 
 def _side_by_side(
-    truth: Draw,
+    reference: Draw,
     draws: Sequence[Draw],
     mine: Sequence[Draw],
     batches: Sequence[Batch],
@@ -275,17 +277,17 @@ def _side_by_side(
     """All of them through the batches in step, so that no more than one state of each is held."""
     out, worst = Trajectory(), dict[str, Check]()
     for i, batch in enumerate(batches, 1):
-        want = truth.step(batch, accumulate)
-        least = truth.side.least if isinstance(truth.side, TorchSide) else {}
+        want = reference.step(batch, accumulate)
+        least = reference.side.least if isinstance(reference.side, TorchSide) else {}
         noise = [gaps(draw.step(batch, accumulate), want, least) for draw in draws]
-        made = [draw.step(batch, accumulate) for draw in mine]
-        found = [gaps(one, want, least) for one in made]
-        out.steps.append(_line(i, made[0], want, found[0]))
-        for check in _judged(i, made[0], want, found, noise, dtype):
+        results = [draw.step(batch, accumulate) for draw in mine]
+        found = [gaps(one, want, least) for one in results]
+        out.steps.append(_line(i, results[0], want, found[0]))
+        for check in _judged(i, results[0], want, found, noise, dtype):
             old = worst.get(check.kind)
             if old is None or worst_first(check) > worst_first(old):
                 worst[check.kind] = check
-        out.ends = found[0]
+        out.final_gaps = found[0]
     out.checks = list(worst.values())
     return out
 
@@ -300,7 +302,7 @@ class Draw:
         self.side, self.order = side, Reordering(spec, seed)
         self.rng = np.random.default_rng(seed) if seed else None
 
-    def step(self, batch: Batch, accumulate: int) -> Made:
+    def step(self, batch: Batch, accumulate: int) -> StepResult:
         if self.rng is not None:
             batch = batch.rows(self.rng.permutation(len(batch.ids)))
         numbers, state = self.side.step(batch, accumulate), self.side.state()
@@ -308,7 +310,7 @@ class Draw:
         return numbers, State(state.count, params, mu, nu)
 
 
-def _line(i: int, got: Made, want: Made, found: Gaps) -> dict[str, Any]:
+def _line(i: int, got: StepResult, want: StepResult, found: Gaps) -> dict[str, Any]:
     """One step as the report has it."""
     line: dict[str, Any] = {"step": i}
     for key in ("loss", "norm", "clip", "rate"):
@@ -324,7 +326,12 @@ def _rank(errors: Mapping[str, float]) -> Callable[[str], float]:
 
 
 def _judged(
-    i: int, got: Made, want: Made, found: Sequence[Gaps], noise: Sequence[Gaps], dtype: str
+    i: int,
+    got: StepResult,
+    want: StepResult,
+    found: Sequence[Gaps],
+    noise: Sequence[Gaps],
+    dtype: str,
 ) -> Iterator[Check]:
     """What one step is held to."""
     if dtype == "float64":

@@ -13,6 +13,7 @@ import pytest
 
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.selftest import kill_table, optimizer_faults
+from jaxtwin.parity.selftest.faults import FAULTS
 
 
 @pytest.mark.full
@@ -38,6 +39,31 @@ def test_everything_is_caught_and_nearly_everything_named() -> None:
     assert causes <= {"", "softmax-bfloat16"}
     assert (table["false_alarms"], table["controls"]) == (0, 200), table["alarms"]
     assert (pairs["tried"], pairs["named"] >= 40) == (50, True), pairs["missed"]
+
+
+def complete(table: dict[str, Any], names: list[str]) -> None:
+    """Those faults, all caught and named; no false alarm; every pair located and named."""
+    assert [f["name"] for f in table["faults"]] == sorted(names, key=KNOWN.index)
+    assert [f["name"] for f in table["faults"] if not (f["caught"] and f["named"])] == []
+    assert table["false_alarms"] == 0, table["alarms"]
+    pairs = table["pairs"]
+    assert pairs["tried"] == pairs["located"] == pairs["named"], pairs["missed"]
+
+
+KNOWN = [*FAULTS, *kill_table.training()]
+
+
+def test_a_fault_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kill_table, "MODELS", 1)
+    names = kill_table.sample()[:1]
+    complete(kill_table.run(names=names, controls=1, pairs=0, workers=1), names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_fault_of_each_kind_is_caught_and_named() -> None:
+    names = kill_table.sample()
+    complete(kill_table.run(names=names, controls=10, pairs=3), names)
 
 
 def test_an_unknown_fault_is_refused_with_the_nearest_name() -> None:

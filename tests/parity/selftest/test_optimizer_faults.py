@@ -83,7 +83,7 @@ def test_copied_heads_whose_gradients_are_summed_are_right() -> None:
         model=sharded_step.copies(),
         merge=lambda g: g.sum(axis=2),
     )
-    assert max(found.off(sharded_step.whole()).values()) <= 1
+    assert max(found.off(sharded_step.whole_batch()).values()) <= 1
 
 
 def test_copied_heads_stand_next_to_each_other() -> None:

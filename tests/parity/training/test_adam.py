@@ -17,7 +17,7 @@ from jaxtwin.parity.selftest.optimizer_faults import CONFIG, STEPS, lively, refe
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.parity.training import adam, moments
-from jaxtwin.parity.training.adam import ObservedStep, How, Part, Setting, State, Step
+from jaxtwin.parity.training.adam import How, ObservedStep, Part, Setting, State, Step
 from jaxtwin.parity.training.adam_hypotheses import HYPOTHESES, Divergence, explain
 from jaxtwin.parity.training.torch_training import TorchSide, random_batches
 from jaxtwin.parity.training.trajectory import JaxSide, optimizer
@@ -33,9 +33,9 @@ def steps(setting: Setting, w: list[float], grads: list[list[float]], how: How =
     """The weights after those gradients."""
     state = State(0, {"w": np.array(w)}, {"w": np.zeros(len(w))}, {"w": np.zeros(len(w))})
     for g in grads:
-        made = adam.step(setting, state, [Part({"w": np.array(g)}, 1)], how)
-        params = {"w": state.params["w"] + made.update["w"]}
-        state = State(state.count + 1, params, made.mu, made.nu)
+        result = adam.step(setting, state, [Part({"w": np.array(g)}, 1)], how)
+        params = {"w": state.params["w"] + result.update["w"]}
+        state = State(state.count + 1, params, result.mu, result.nu)
     return state.params["w"]
 
 
@@ -59,11 +59,11 @@ def test_the_norm_is_clipped() -> None:
 
 def test_with_no_knob_turned_it_is_torchs_adamw() -> None:
     setting = Setting.of(tiny(), CONFIG, STEPS)
-    for seen in reference():
-        found = adam.step(setting, seen.before, seen.parts)
-        assert adam.agree(found, seen.made), adam.errors(found, seen.made)
-        for name, x in seen.before.params.items():
-            after = x + seen.made.update[name]
+    for observed in reference():
+        found = adam.step(setting, observed.before, observed.parts)
+        assert adam.agree(found, observed.result), adam.errors(found, observed.result)
+        for name, x in observed.before.params.items():
+            after = x + observed.result.update[name]
             assert kit.apart(x + found.update[name], after) <= 1e-15
 
 
@@ -101,11 +101,11 @@ FITTED = [  # numbers that no default gives away
 def test_every_mistake_stands_alone(name: str, how: How) -> None:
     """Each way to make it is called by its name, and no other mistake looks the same."""
     setting, most = Setting.of(tiny(), CONFIG, STEPS), {}
-    seen = tuple(
+    observed = tuple(
         ObservedStep(s.before, s.parts, adam.step(setting, s.before, s.parts, how, most))
         for s in reference()
     )
-    causes = explain(Divergence(setting, seen))
+    causes = explain(Divergence(setting, observed))
     assert [(c.name, c.proven, c.part) for c in causes] == [(name, True, "optimizer")]
 
 
@@ -113,7 +113,7 @@ def test_what_is_right_has_no_cause_and_what_is_not_known_has_none() -> None:
     setting = Setting.of(tiny(), CONFIG, STEPS)
     assert explain(Divergence(setting, reference())) == []
     odd = [
-        replace(s, made=replace(s.made, mu={n: x * (1 + 1e-9) for n, x in s.made.mu.items()}))
+        replace(s, result=replace(s.result, mu={n: x * (1 + 1e-9) for n, x in s.result.mu.items()}))
         for s in reference()
     ]
     assert explain(Divergence(setting, tuple(odd))) == []
@@ -122,16 +122,16 @@ def test_what_is_right_has_no_cause_and_what_is_not_known_has_none() -> None:
 def test_two_mistakes_together_are_not_named() -> None:
     setting = Setting.of(tiny(), CONFIG, STEPS)
     how = How(decays="none", correct_mu=False)
-    seen = [replace(s, made=adam.step(setting, s.before, s.parts, how)) for s in reference()]
-    assert explain(Divergence(setting, tuple(seen))) == []
+    observed = [replace(s, result=adam.step(setting, s.before, s.parts, how)) for s in reference()]
+    assert explain(Divergence(setting, tuple(observed))) == []
 
 
 def test_what_the_steps_cannot_tell_apart_is_said() -> None:
     """Where no update is over the clip, clipping updates is not clipping."""
     setting = Setting.of(tiny(), replace(CONFIG, peak=1e-2), STEPS)
     how = How(clip="none")
-    seen = [replace(s, made=adam.step(setting, s.before, s.parts, how)) for s in reference()]
-    causes = {c.name: c for c in explain(Divergence(setting, tuple(seen)))}
+    observed = [replace(s, result=adam.step(setting, s.before, s.parts, how)) for s in reference()]
+    causes = {c.name: c for c in explain(Divergence(setting, tuple(observed)))}
     assert causes.keys() == {"clip-missing", "clip-of-update"}
     assert not any(c.proven for c in causes.values())
     assert "or clip-of-update: on these steps they are the same" in causes["clip-missing"].about
@@ -191,14 +191,14 @@ def same(a: State, b: State) -> None:
 
 @pytest.mark.parametrize("layout", ["scan", "unroll"])
 def test_five_steps_of_each_are_ten_of_torch(x64: None, layout: str) -> None:
-    whole, half = trained(10).state(), trained(5)
+    uninterrupted, half = trained(10).state(), trained(5)
 
     ours = JaxSide(tiny(), params(half), CALM, 20, "float64", layout)
     given = half.optimizer.state_dict()
     ours.opt_state = moments.to_optax(tiny(), given, ours.optimizer, layout)
     for batch in BATCHES[5:]:
         ours.step(batch, 2)
-    same(ours.state(), whole)
+    same(ours.state(), uninterrupted)
 
     first = ours.again(lively(tiny()))
     for batch in BATCHES[:5]:
@@ -209,7 +209,7 @@ def test_five_steps_of_each_are_ten_of_torch(x64: None, layout: str) -> None:
     theirs.count = 5
     for batch in BATCHES[5:]:
         theirs.step(batch, 2)
-    same(theirs.state(), whole)
+    same(theirs.state(), uninterrupted)
 
 
 def test_what_cannot_be_carried_is_refused() -> None:
@@ -237,6 +237,6 @@ def test_what_cannot_be_carried_is_refused() -> None:
 
 def test_a_step_is_data() -> None:
     """What explains is made of plain arrays: nothing in it is torch's or JAX's."""
-    for seen in reference():
-        assert isinstance(seen.made, Step)
-        assert all(type(x) is np.ndarray for x in seen.made.update.values())
+    for observed in reference():
+        assert isinstance(observed.result, Step)
+        assert all(type(x) is np.ndarray for x in observed.result.update.values())

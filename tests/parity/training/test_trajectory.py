@@ -140,10 +140,10 @@ def test_torchs_own_clip_is_off_by_the_millionth_it_adds() -> None:
     theirs = [p.grad.clone() for p in params]
     for p, g in zip(params, before, strict=True):
         p.grad = g.clone()
-    made = side.apply()
-    assert made["norm"] == norm > 1
+    result = side.apply()
+    assert result["norm"] == norm > 1
     for p, clipped, g in zip(params, theirs, before, strict=True):
-        assert kit.apart(p.grad, g * made["clip"]) <= 1e-15
+        assert kit.apart(p.grad, g * result["clip"]) <= 1e-15
         assert kit.apart(clipped, p.grad) == pytest.approx(1e-6 / norm, rel=1e-3)
 
 
@@ -180,7 +180,7 @@ def right(**new: Any) -> list[ObservedStep]:
     return local_error(tiny(), changed(**new)(CONFIG, STEPS, letters()), reference())
 
 
-def over(made: list[ObservedStep]) -> list[set[str]]:
+def over(result: list[ObservedStep]) -> list[set[str]]:
     """At each step, which of update, mu and nu are over their band somewhere."""
     return [
         {
@@ -188,7 +188,7 @@ def over(made: list[ObservedStep]) -> list[set[str]]:
             for what, errors in differences(got, want).items()
             if any(not error <= band for error, band in errors.values())
         }
-        for got, want in zip(made, reference(), strict=True)
+        for got, want in zip(result, reference(), strict=True)
     ]
 
 
@@ -205,9 +205,11 @@ def test_a_wrong_number_shows_where_it_acts_and_nowhere_else() -> None:
 def test_a_band_is_as_wide_as_torchs_parameters_are_coarse() -> None:
     """With a tiny rate the update is lost in the parameters' rounding, and that is no fault."""
     config = replace(CONFIG, peak=1e-9, floor=0.0)
-    seen = observe(tiny(), lively(tiny()), config, steps=9, batches=random_batches(tiny(), 3))
+    observed = observe(tiny(), lively(tiny()), config, steps=9, batches=random_batches(tiny(), 3))
     for got, want in zip(
-        local_error(tiny(), trajectory.optimizer(config, 9, letters()), seen), seen, strict=True
+        local_error(tiny(), trajectory.optimizer(config, 9, letters()), observed),
+        observed,
+        strict=True,
     ):
         found = differences(got, want)
         assert all(error <= band for some in found.values() for error, band in some.values())

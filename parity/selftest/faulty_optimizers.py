@@ -62,10 +62,10 @@ def chain(
 def schedule(config: AdamW, steps: int, *, shift: int = 0, apart: int = 0) -> Any:
     import optax
 
-    made = optax.warmup_cosine_decay_schedule(
+    inner = optax.warmup_cosine_decay_schedule(
         0.0, config.peak, config.warmup, decay_steps=steps + apart, end_value=config.floor
     )
-    return lambda count: made(count + shift)
+    return lambda count: inner(count + shift)
 
 
 def after(*more: Callable[[AdamW], Any]) -> Build:
