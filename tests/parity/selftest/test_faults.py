@@ -26,9 +26,9 @@ def weights() -> Mapping[str, Tensor]:
 
 
 def check(spec: Model, weights: Mapping[str, Tensor], name: str | None = None) -> Report:
-    wrong = FAULTS[name].injected if name else None
+    wrong = FAULTS[name] if name else None
     return decoder_check.check(
-        spec, weights, dtypes=("float64",), tokens=TOKENS, injected=wrong, explain=False
+        spec, weights, dtypes=("float64",), tokens=TOKENS, injected=wrong, diagnose=False
     )
 
 

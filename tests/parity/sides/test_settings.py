@@ -380,6 +380,4 @@ def test_a_flag_in_a_comparison_of_ones_own() -> None:
     found = compared(theirs, ours=narrow)
     assert not found.equal
     assert found.preflight[0].what == "setting: matmul operands"
-    assert not [
-        s for s in found.divergences if s.direction == "preflight"
-    ]
+    assert not [s for s in found.divergences if s.direction == "preflight"]
