@@ -166,8 +166,8 @@ def test_a_step_past_the_caches_end_is_refused() -> None:
     """A write there would be moved back over the tokens before it, without a word."""
     model = Decoder(SPEC, rngs=nnx.Rngs(0))
     cache = model.start(1, 4)
-    _, cache = model.extend(np.ones((1, 3), np.int32), cache)
+    _, cache = model.extend(jnp.ones((1, 3), jnp.int32), cache)
     with pytest.raises(ValueError, match=r"4 slots and holds 3 tokens: 2 more .* at least 5 slots"):
-        model.extend(np.ones((1, 2), np.int32), cache)
-    _, cache = model.extend(np.ones((1, 1), np.int32), cache)
+        model.extend(jnp.ones((1, 2), jnp.int32), cache)
+    _, cache = model.extend(jnp.ones((1, 1), jnp.int32), cache)
     assert int(cache.length) == 4

@@ -72,6 +72,7 @@ def layer(scaling: Any) -> Block:
         qk_norm=QKNorm(norm=NORM, over="head"),
         cap=3.0,
         window=5,
+        sinks=True,
     )
     ffn = Glu(hidden=10, bias=True)
     return Block(

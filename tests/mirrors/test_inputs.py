@@ -86,10 +86,10 @@ REFUSED = {
 def unchecked(request: pytest.FixtureRequest, model: Any) -> Callable[[np.ndarray], Any]:
     """Forwards without the check of their signatures, which under test would refuse first."""
     if request.param == "torchref":
-        forward = inspect.unwrap(torchref.Decoder.forward)
+        forward = inspect.unwrap(torchref.Decoder.logits_and_aux)
         return lambda ids: forward(model, torch.from_numpy(ids))
     twin = jaxmodel.abstract(SPEC)  # a refusal needs no values
-    forward = inspect.unwrap(jaxmodel.Decoder.__call__)
+    forward = inspect.unwrap(jaxmodel.Decoder.logits_and_aux)
     if request.param == "jaxmodel":
         return lambda ids: forward(twin, ids)
     return lambda ids: forward(twin, jnp.asarray(ids))

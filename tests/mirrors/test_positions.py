@@ -89,12 +89,12 @@ def embedded(spec: Model, ids: np.ndarray, positions: np.ndarray) -> tuple[np.nd
     """What both mirrors' first layer is given, in float64, and the embedding's rows."""
     model = kit.torch_model(spec)
     with torch.no_grad():
-        src = model.read(torch.from_numpy(ids), torch.from_numpy(positions)).numpy()
+        src = model.embed_tokens(torch.from_numpy(ids), torch.from_numpy(positions)).numpy()
     with jax.enable_x64(True):
         from jaxtwin.jaxmodel.cache import AttentionContext
 
         seen = AttentionContext(*(jax.numpy.asarray(x) for x in (positions, positions, 0, 0, 0)))
-        dst = np.asarray(kit.jax_model(model).read(jax.numpy.asarray(ids), seen))
+        dst = np.asarray(kit.jax_model(model).embed_tokens(jax.numpy.asarray(ids), seen))
     np.testing.assert_allclose(dst, src, rtol=1e-14, atol=1e-14)
     return src, model
 

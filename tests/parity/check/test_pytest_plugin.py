@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 import jaxtwin
-from jaxtwin.tests.helpers import ROOT, reports
+from jaxtwin.parity.report.results import Report
+from jaxtwin.tests.helpers import reports
 
 pytest_plugins = ["pytester"]
-HEAD = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests import reports\n"
+HEAD = "from jaxtwin.tests.helpers import reports\n"
 
 
 def test_loading_it_imports_no_framework() -> None:
     code = (
-        "import sys, parity.plugin\n"
+        "import sys, jaxtwin.parity.check.pytest_plugin\n"
         "heavy = {'torch', 'jax', 'transformers', 'flax', 'numpy', 'rich', 'matplotlib'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )
@@ -30,7 +31,7 @@ def test_a_run_of_pytest_has_the_fixture_and_no_framework(pytester: pytest.Pytes
         "import sys\n"
         "def test_light(parity_check):\n"
         "    assert not {'torch', 'jax', 'transformers'} & sys.modules.keys()\n"
-        "    import parity\n"
+        "    import jaxtwin\n"
         "    assert parity_check is jaxtwin.assert_parity\n"
     )
     pytester.runpytest_subprocess("-p", "no:jaxtyping").assert_outcomes(passed=1)
@@ -51,13 +52,13 @@ def test_a_report_that_is_not_equal_fails_the_test_with_its_cause(
             "E *the JAX side turns the queries with the base 10000; to mend it, use the base*",
         ]
     )
-    assert "parity/__init__.py" not in result.stdout.str()  # the caller's line is shown, not ours
+    assert "api.py" not in result.stdout.str()  # the caller's line is shown, not ours
 
 
 def test_a_source_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def check(src: str, **how: object) -> jaxtwin.findings.Report:
+    def check(src: str, **how: object) -> Report:
         asked.append((src, how))
         return reports.failing() if how else reports.equal()
 
@@ -77,4 +78,4 @@ def test_a_finished_report_takes_no_options() -> None:
 
 def test_nothing_compared_is_no_parity() -> None:
     with pytest.raises(AssertionError, match="NOTHING WAS COMPARED"):
-        jaxtwin.assert_parity(jaxtwin.findings.Report())
+        jaxtwin.assert_parity(Report())

@@ -363,7 +363,7 @@ def test_without_the_extra_its_name_is_told(tmp_path: Path) -> None:
         "import sys\n"
         "sys.modules['matplotlib'] = None\n"
         "from typer.testing import CliRunner\n"
-        "from jaxtwin import app\n"
+        "from jaxtwin.cli.main import app\n"
         f"done = CliRunner().invoke(app, ['check', 'x', '--html', {str(tmp_path / 'a.html')!r}])\n"
         "print(done.exit_code, done.stderr)"
     )

@@ -17,7 +17,7 @@ from jaxtwin.tests.helpers.folders import from_config as read
 from jaxtwin.tests.helpers.folders import hf_model
 
 # Those with a place for a Llama's tensors.
-LLAMAS = {n: d for n, d in DIALECTS.items() if n not in ("hf-gpt2", "hf-bloom")}
+LLAMAS = {n: d for n, d in DIALECTS.items() if n not in ("hf-gpt2", "hf-bloom", "hf-olmo2")}
 
 
 def attn(spec: Any) -> Any:
