@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from jaxtwin.configs.atomic_write import Unwritable, start_writeback
+from jaxtwin.configs.memory import trim
 from jaxtwin.jaxmodel.lazy import Index, Lazy
 
 T = TypeVar("T", covariant=True)
@@ -134,6 +135,7 @@ class SliceWriter(ocp.type_handlers.TypeHandler):
                 await info.await_path_creation()
                 # Orbax then merges the databases of all processes into the group's.
                 self._write(leaf, Path(info.parent_dir, "ocdbt.process_0"), info.name)
+                trim()  # else glibc keeps what a layer of one size leaves for the next
             while self.pending:
                 written(self.pending.popleft()[1])
         except BaseException as error:

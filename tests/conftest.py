@@ -48,7 +48,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("wander", suppress_health_check=_slow_inputs, **_always)
 hypothesis.settings.load_profile("steady")
 
-from jaxtwin.parity.sides.memory import give_back  # noqa: E402
+from jaxtwin.configs.memory import give_back  # noqa: E402
 from jaxtwin.tests.helpers.kit import GOLDEN, Golden  # noqa: E402
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtwin.configs import Model
+from jaxtwin.configs.memory import give_back
 from jaxtwin.parity.compare import budgets, curves, decoder_settings, failure_details, preflight
 from jaxtwin.parity.compare.budgets import WorkingDtype
 from jaxtwin.parity.compare.options import CheckOptions
@@ -26,7 +27,6 @@ from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.sides.inputs import Inputs, blind, check_inputs
-from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.runs import Reference, Subject, decoder
 from jaxtwin.parity.table import decoder_table

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxtwin.configs import Model
+from jaxtwin.configs.memory import give_back
 from jaxtwin.parity.compare import curves, decoder_settings, failure_details
 from jaxtwin.parity.compare.curves import NUMPY
 from jaxtwin.parity.compare.options import CheckOptions
@@ -22,7 +23,6 @@ from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Check, Point, Report, worst_first
 from jaxtwin.parity.sides import probes, runs, terms
 from jaxtwin.parity.sides.inputs import Inputs
-from jaxtwin.parity.sides.memory import give_back
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.reordering import Reordering
 from jaxtwin.parity.sides.runs import Reference, Subject, decoder
