@@ -209,7 +209,6 @@ class JaxRuns:
 
         self.apply, self.params, self.score = apply, dict(params), score
         self.parameters, self.probes = parameters, probes
-        self.paths = {move.dst for row in probes for move in row.moves()}
         self.shapes = jax.eval_shape(lambda p: self._seen(p, {})[1], self.params)
         self.step = jax.jit(self._step, static_argnums=2) if jit else self._step
 
@@ -233,13 +232,17 @@ class JaxRuns:
 
     def _seen(self, params: Mapping[str, Any], slots: Mapping[str, Slot]) -> Any:
         """What the function returns, and the values at the probes that the table has."""
+        import jax.numpy as jnp
+
         from jaxtwin.jaxmodel.probe import probing
 
         if not self.probes:
             return self.apply(params), {}
         with probing(slots) as context:
             output = self.apply(params)
-        return output, {path: x for path, x in context.values.items() if path in self.paths}
+        # Masks and positions have no cotangents, and no row in the table of the probes.
+        floats = {p: x for p, x in context.values.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+        return output, floats
 
     def _step(
         self, params: Mapping[str, Any], put_in: Mapping[str, tuple[Any, ...]], half: str

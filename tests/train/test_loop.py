@@ -187,7 +187,7 @@ if given["port"]:
     jax.distributed.initialize(f"localhost:{given['port']}", 2, given["process"])
 from jaxtwin.train import loop, mesh
 from jaxtwin.configs.runs import Mesh
-from jaxtwin.tests.helpers import test_train_loop as here
+from jaxtwin.tests.train import test_loop as here
 changes = {**given["changes"], "mesh": Mesh(**given["mesh"])}
 settings = dataclasses.replace(here.config(given["folder"]), **changes)
 def on_step(step):

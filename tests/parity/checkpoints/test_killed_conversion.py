@@ -25,7 +25,7 @@ SPEC = llama(
 )  # fmt: skip
 
 RUN = """
-import sys
+import sys, time
 import jaxtwin.jaxmodel.checkpoint, jaxtwin.parity.checkpoints.source
 from jaxtwin.jaxmodel import stream
 from jaxtwin.parity.checkpoints.convert import convert
@@ -36,7 +36,8 @@ stream.BEHIND = 2**20
 src, dst, to = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
-convert(src, dst, to, shard=4_000_000)
+# On a busy machine a conversion as fast as this one is over before a signal comes.
+convert(src, dst, to, shard=4_000_000, progress=lambda step: time.sleep(0.02))
 print("done", flush=True)
 """
 
