@@ -71,11 +71,13 @@ def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]
         fsync_tree(hidden)  # else the name could survive a power loss, and the bytes not
         _name(hidden, place, dst)
     except BaseException as error:
-        for _ in range(20):  # a library's thread may still be writing files into it
-            if not hidden.is_dir():
+        absent = 0
+        for _ in range(20):  # a library's thread may still be writing into it, or make it again
+            absent = 0 if hidden.is_dir() else absent + 1
+            if absent == 4:
                 break
             shutil.rmtree(hidden, ignore_errors=True)
-            time.sleep(0.05 * hidden.is_dir())
+            time.sleep(0.05)
         with contextlib.suppress(OSError):
             hidden.unlink(missing_ok=True)
         for parent in new:
