@@ -45,16 +45,13 @@ class Scanned(nnx.Module):
     """Each run is one scan over its repeats; the pattern's blocks stand in the scan's body."""
 
     def __init__(self, spec: specs.Model, make: Maker, remat: str):
-        runs, first = [], 0
-        for run in spec.runs:
-            period = len(run.blocks)
-            blocks = []
-            for at, block in enumerate(run.blocks):
-                numbers = first + at + period * jnp.arange(run.repeats)
-                blocks.append(self.stacked(block, make, numbers))
-            runs.append(nnx.List(blocks))
-            first += period * run.repeats
-        self.runs = nnx.List(runs)
+        self.runs = nnx.List(
+            nnx.List(
+                self.stacked(block, make, jnp.asarray(layers))
+                for block, layers in zip(run.blocks, numbers, strict=True)
+            )
+            for run, numbers in zip(spec.runs, spec.layer_numbers(), strict=True)
+        )
         self.repeats = tuple(run.repeats for run in spec.runs)
         self.remat = REMATS[remat]
 

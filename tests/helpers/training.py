@@ -13,7 +13,7 @@ from jaxtwin.configs.llama import llama
 from jaxtwin.configs.runs import AdamW, Data, Mesh, Training
 from jaxtwin.jaxmodel import axes
 from jaxtwin.tests.helpers import kit
-from jaxtwin.train import loss, mesh, step
+from jaxtwin.train import loss, mesh, optim, step
 
 ROWS, LENGTH = 8, 12
 
@@ -132,3 +132,9 @@ def same(a: Any, b: Any) -> bool:
         and np.asarray(x).tobytes() == np.asarray(y).tobytes()
         for x, y in pairs
     )
+
+
+def rates(config: AdamW, steps: int, count: int) -> list[float]:
+    """The learning rate of each of the first `count` steps, by `train`'s own schedule."""
+    rate = optim.rate(config, steps)
+    return [float(rate(i)) for i in range(count)]

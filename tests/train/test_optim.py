@@ -19,6 +19,7 @@ from jaxtwin.configs.runs import AdamW
 from jaxtwin.jaxmodel import abstract, axes
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.tests.helpers import kit, training
+from jaxtwin.tests.helpers.training import rates
 from jaxtwin.train import optim
 
 PLAIN = AdamW(
@@ -30,11 +31,6 @@ PLAIN = AdamW(
     eps=1e-8,
     weight_decay=0.1,
 )
-
-
-def rates(config: AdamW, steps: int, count: int) -> list[float]:
-    rate = optim.rate(config, steps)
-    return [float(rate(i)) for i in range(count)]
 
 
 def test_warm_up_and_cosine() -> None:

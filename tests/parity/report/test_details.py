@@ -14,7 +14,7 @@ from jaxtwin.configs import LEGEND
 from jaxtwin.parity.report import details, metrics
 from jaxtwin.parity.report.details import detail, reading
 from jaxtwin.parity.report.results import plain
-from jaxtwin.tests.parity.report.test_metrics import normal
+from jaxtwin.tests.helpers.reports import normal
 
 NAN, INF = math.nan, math.inf
 BF16 = np.dtype(ml_dtypes.bfloat16)

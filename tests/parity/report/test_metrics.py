@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from jaxtwin.parity.report import metrics
+from jaxtwin.tests.helpers.reports import normal
 
 NAN, INF = math.nan, math.inf
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32, F64, F16 = (np.dtype(t) for t in (np.float32, np.float64, np.float16))
 KINDS = [(F64, 52), (F32, 23), (F16, 10), (BF16, 7)]  # with the bits behind the point
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=shape)
 
 
 def test_tiny_and_huge_values_are_compared_too() -> None:

@@ -32,7 +32,7 @@ from jaxtwin.parity.training.torch_training import IGNORE, TorchSide, observe, r
 from jaxtwin.parity.training.trajectory import JaxSide
 from jaxtwin.parity.training.trajectory import trajectory as side_by_side
 from jaxtwin.tests.helpers import kit
-from jaxtwin.tests.train.test_optim import rates
+from jaxtwin.tests.helpers.training import rates
 
 CALM = replace(CONFIG, peak=1e-2)
 KEYS = {
