@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxtwin.configs.spec import GQA, LN, RMS, Block, Glu, Learned, Mlp, Model, PostBlock, T5Bias
+from jaxtwin.configs.spec import (
+    GQA,
+    LN,
+    Block,
+    Glu,
+    Learned,
+    Mlp,
+    Model,
+    Norm,
+    OwnNorm,
+    PostBlock,
+    T5Bias,
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +41,11 @@ class Count:
 NONE = Count(0, 0)
 
 
-def norm(n: RMS | LN | None, size: int) -> Count:
+def norm(n: Norm, size: int) -> Count:
     """A scale of that size, a bias where there is one, or nothing where the norm is absent."""
     if n is None:
         return NONE
-    return Count(0, 2 * size if isinstance(n, LN) and n.bias else size)
+    return Count(0, 2 * size if isinstance(n, LN | OwnNorm) and n.bias else size)
 
 
 def attention(a: GQA, d: int) -> Count:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtwin.configs.spec import GQA, LN, RMS, Block, Model, PostBlock
+from jaxtwin.configs.spec import GQA, LN, RMS, Block, Model, OwnNorm, PostBlock
 
 IN = "in"  # the layer's own input
 
@@ -108,10 +108,10 @@ def norm_parts(block: type) -> tuple[str, ...]:
     return tuple(part for part in parts(block) if part not in ("attn", "ffn"))
 
 
-def norms(block: Block | PostBlock) -> dict[str, RMS | LN]:
+def norms(block: Block | PostBlock) -> dict[str, RMS | LN | OwnNorm]:
     """The norms that a block has, by the part's name."""
     found = {part: getattr(block, part) for part in norm_parts(type(block))}
-    return {part: norm for part, norm in found.items() if isinstance(norm, RMS | LN)}
+    return {part: norm for part, norm in found.items() if isinstance(norm, RMS | LN | OwnNorm)}
 
 
 def steps(block: Block | PostBlock) -> tuple[Step, ...]:

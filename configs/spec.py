@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from jaxtwin.configs import own_parts
 from jaxtwin.configs.fields import Above0, Size, Small, spec, validated
 from jaxtwin.configs.positions import (
     Alibi,
@@ -52,6 +53,7 @@ __all__ = [
     "Mlp",
     "Model",
     "Norm",
+    "OwnNorm",
     "Position",
     "PostBlock",
     "QKNorm",
@@ -108,7 +110,19 @@ class LN:
     bias: bool = True
 
 
-Norm = Annotated[RMS | LN, Field(discriminator="kind")] | None
+@spec
+class OwnNorm:
+    """A norm that a person registered under this name (`own_parts.register_norm`)."""
+
+    kind: Literal["own"] = "own"
+    name: Annotated[str, AfterValidator(own_parts.known_norm)]
+    eps: Small = 0.0
+    bias: bool = False
+
+
+AnyNorm = Annotated[RMS | LN | OwnNorm, Field(discriminator="kind")]
+Norm = AnyNorm | None
+Activation = Annotated[str, AfterValidator(own_parts.known_activation)]
 
 
 @spec
@@ -119,7 +133,7 @@ class QKNorm:
     """
 
     kind: Literal["qk"] = "qk"
-    norm: Annotated[RMS | LN, Field(discriminator="kind")]
+    norm: AnyNorm
     over: Literal["head", "projection"]
 
 
@@ -179,7 +193,7 @@ class Glu:
 
     kind: Literal["glu"] = "glu"
     hidden: Size
-    act: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    act: Activation = "silu"
     bias: bool = False
 
 
@@ -189,7 +203,7 @@ class Mlp:
 
     kind: Literal["mlp"] = "mlp"
     hidden: Size
-    act: Literal["relu", "gelu", "gelu_tanh"]
+    act: Activation
     bias: bool
 
 
@@ -301,6 +315,7 @@ SCALINGS = (Linear, DynamicNTK, Yarn, Llama3, LongRope)
 PARTS = (  # what the rooms' dicts of builders are keyed by
     RMS,
     LN,
+    OwnNorm,
     Learned,
     Sinusoidal,
     Rope,

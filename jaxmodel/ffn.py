@@ -1,4 +1,4 @@
-"""Feed-forward parts. Each returns its output and what it says beside (aux.py)."""
+"""Feed-forward parts. Each returns its output and its Aux (aux.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxtwin.configs import own_parts
 from jaxtwin.configs.spec import Glu, Mlp
 from jaxtwin.jaxmodel.aux import NO_AUX, Aux
 from jaxtwin.jaxmodel.axes import Maker, constrain, gathered, matmul_flat
@@ -23,6 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def activation(name: str) -> Callable[[Array], Array]:
+    """The function of that name: built in, or a person's own."""
+    registered = own_parts.ACTIVATIONS.get(name)
+    return ACTIVATIONS[name] if registered is None else registered.jax
+
+
 class GatedFFN(nnx.Module):
     """down(act(gate x) * up x) (arXiv 2002.05202)."""
 
@@ -34,7 +41,7 @@ class GatedFFN(nnx.Module):
         self.gate_bias = Bias(make, "f") if spec.bias else Skip()
         self.up_bias = Bias(make, "f") if spec.bias else Skip()
         self.down_bias = Bias(make, "d") if spec.bias else Skip()
-        self.act = ACTIVATIONS[spec.act]
+        self.act = activation(spec.act)
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Aux]:
         gate = self.gate_bias(matmul_flat(x, gathered(self.gate)))
@@ -52,7 +59,7 @@ class PlainFFN(nnx.Module):
         self.down = make.matrix("down", "f d", std=make.residual_std)
         self.up_bias = Bias(make, "f") if spec.bias else Skip()
         self.down_bias = Bias(make, "d") if spec.bias else Skip()
-        self.act = ACTIVATIONS[spec.act]
+        self.act = activation(spec.act)
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Aux]:
         up = self.up_bias(matmul_flat(x, gathered(self.up)))

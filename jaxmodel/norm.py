@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxtwin.configs import own_parts
+from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import LN, RMS
 from jaxtwin.jaxmodel.axes import Maker, gathered
 from jaxtwin.jaxmodel.bias import Bias
@@ -71,4 +73,21 @@ class LayerNorm(nnx.Module):
         return self.bias(unit * gathered(self.weight).astype(wide.dtype)).astype(x.dtype)
 
 
-NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): Skip}
+class OwnNorm(nnx.Module):
+    """A norm that a person registered (configs/own_parts.py)."""
+
+    def __init__(self, spec: specs.OwnNorm, make: Maker, letters: str = "d"):
+        self.eps = spec.eps
+        self.weight = make.full(letters, 1.0)
+        self.bias = Bias(make, letters) if spec.bias else Skip()
+        self.axes = over(letters)
+        self.function = own_parts.NORMS[spec.name].jax
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        # The function sees one axis, as torch's does: heads and their width are two here.
+        flat = x.reshape(*x.shape[: -len(self.axes)], -1)
+        weight = gathered(self.weight).reshape(-1)
+        return self.bias(self.function(flat, weight, self.eps).reshape(x.shape))
+
+
+NORMS = {RMS: RMSNorm, LN: LayerNorm, specs.OwnNorm: OwnNorm, type(None): Skip}

@@ -1,4 +1,4 @@
-"""Feed-forward parts. Each returns its output and what it says beside (aux.py)."""
+"""Feed-forward parts. Each returns its output and its Aux (aux.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from jaxtwin.configs import own_parts
 from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import Glu, Mlp
 from jaxtwin.torchref.aux import NO_AUX, Aux
@@ -21,6 +22,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name: built in, or a person's own."""
+    registered = own_parts.ACTIVATIONS.get(name)
+    return ACTIVATIONS[name] if registered is None else registered.torch
+
+
 class GatedFFN(nn.Module):
     """down(act(gate x) * up x) (arXiv 2002.05202)."""
 
@@ -29,7 +36,7 @@ class GatedFFN(nn.Module):
         self.gate = nn.Linear(model.d, spec.hidden, bias=spec.bias)
         self.up = nn.Linear(model.d, spec.hidden, bias=spec.bias)
         self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
-        self.act = ACTIVATIONS[spec.act]
+        self.act = activation(spec.act)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], Aux]:
         return self.down(self.act(self.gate(x)) * self.up(x)), NO_AUX
@@ -42,7 +49,7 @@ class PlainFFN(nn.Module):
         super().__init__()
         self.up = nn.Linear(model.d, spec.hidden, bias=spec.bias)
         self.down = nn.Linear(spec.hidden, model.d, bias=spec.bias)
-        self.act = ACTIVATIONS[spec.act]
+        self.act = activation(spec.act)
 
     def forward(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], Aux]:
         return self.down(self.act(self.up(x))), NO_AUX

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from jaxtwin.configs import own_parts
+from jaxtwin.configs import spec as specs
 from jaxtwin.configs.spec import LN, RMS
 from jaxtwin.torchref.bias import Bias
 from jaxtwin.torchref.skip import Skip
@@ -60,4 +62,18 @@ class LayerNorm(nn.Module):
         return self.bias(unit * self.weight.to(wide.dtype)).to(x.dtype)
 
 
-NORMS = {RMS: RMSNorm, LN: LayerNorm, type(None): Skip}
+class OwnNorm(nn.Module):
+    """A norm that a person registered (configs/own_parts.py)."""
+
+    def __init__(self, spec: specs.OwnNorm, size: int):
+        super().__init__()
+        self.eps = spec.eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = Bias(size) if spec.bias else Skip()
+        self.function = own_parts.NORMS[spec.name].torch
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return self.bias(self.function(x, self.weight, self.eps))
+
+
+NORMS = {RMS: RMSNorm, LN: LayerNorm, specs.OwnNorm: OwnNorm, type(None): Skip}

@@ -48,7 +48,7 @@ class Outcome:
 
 
 def judge(spec: Model, seed: int, make: Callable[[Any, Any], Any] | None) -> Any:
-    """The diagnosis of a subject; `make(tensors, given)` builds it, the right one by default."""
+    """The diagnosis of a subject; `make(tensors, inputs)` builds it, the right one by default."""
     from jaxtwin.parity.diagnose.search import diagnose
     from jaxtwin.parity.sides.runs import Reference, faulty_decoder
 
@@ -116,11 +116,21 @@ def training_control() -> str:
     return "; ".join(f"{name}: {x.where}" for name, x in found.items() if x.caught)
 
 
-def control(seed: int) -> str:
+def spec_in(model: str) -> Model:
+    """A person's own spec, or a preset; the tiny twin of either."""
+    from jaxtwin.configs.shrink import shrunk
+    from jaxtwin.parity.naming.names import spec_named
+
+    if model.startswith("tiny:"):
+        return shrunk(spec_named(model.removeprefix("tiny:")))
+    return spec_named(model)
+
+
+def control(seed: int, spec: Model | None = None) -> str:
     """A random model against itself: what was found, or "" where nothing was."""
     from jaxtwin.configs.spec import to_json
 
-    spec = arbitrary(seed)
+    spec = spec or arbitrary(seed)
     found = judge(spec, seed, None)
     if found.equal:
         return ""
@@ -171,16 +181,25 @@ def two_faults(spec: Model, at: dict[int, str], tensors: Any, inputs: Any) -> An
 # ---- all of it ----------------------------------------------------------------------------------
 
 
+KINDS = ("training", "fault", "control", "pair", "alone", "in")  # of work
+
+
 def run(
     *,
     names: Sequence[str] = (),
     controls: int = CONTROLS,
     pairs: int = PAIRS,
     workers: int = 2,
+    model: str | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:
-    """The whole table as plain data (docs/json.md), over a few processes."""
-    known = [*FAULTS, *training()]
+    """The whole table as plain data (docs/json.md), over a few processes.
+
+    `model` is a spec (a preset, FILE.py:NAME, or either with "tiny:" before it) that the faults are
+    made in, in place of the models kept for it; then it alone is the control, and there are no
+    pairs and no faults of training.
+    """
+    known = [*FAULTS, *([] if model else training())]
     unknown = sorted(set(names) - set(known))
     if unknown:
         near = nearest(unknown[0], known)
@@ -192,10 +211,15 @@ def run(
     work += [("pair", seed) for seed in range(pairs)]
     work += [("control", seed) for seed in range(controls)]
     work += [("fault", name) for name in chosen if name in FAULTS]
-    done: dict[str, list[Any]] = {"training": [], "fault": [], "control": [], "pair": []}
+    if model is not None:
+        spec_in(model)  # an error in it is told at once
+        work = [("training", []), ("alone", model)]
+        work += [("in", (model, name)) for name in chosen]
+    done: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for kind, result in _spread(work, workers, progress):
         done[kind].append(result)
-    outcomes = [outcome for found in done["fault"] for outcome in found]
+    outcomes = [outcome for found in (*done["fault"], *done["in"]) for outcome in found]
+    done["control"] += done["alone"]
     of_training, alarm = done["training"][0]
     outcomes = sorted(outcomes + of_training, key=lambda o: known.index(o.name))
     alarms = [text for text in [*done["control"], alarm] if text]
@@ -291,4 +315,9 @@ def _one(work: tuple[str, Any]) -> tuple[str, Any]:
             return kind, pair(what)
         if kind == "control":
             return kind, control(what)
+        if kind == "alone":
+            return kind, control(0, spec_in(what))
+        if kind == "in":
+            found = fault(what[1], what[0], spec_in(what[0]))
+            return kind, [] if found is None else [found]
         return kind, in_models(what)

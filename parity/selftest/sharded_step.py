@@ -256,7 +256,7 @@ def in_torch(part: Batch, model: tuple[Model, Tensors] | None = None) -> Outcome
 
 @functools.cache
 def whole_batch() -> Outcome:
-    """The truth: the batch in one piece."""
+    """What is right: the batch in one piece."""
     return in_torch(batch())
 
 

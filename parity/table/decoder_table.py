@@ -26,6 +26,7 @@ from jaxtwin.configs.spec import (
     Learned,
     Mlp,
     Model,
+    OwnNorm,
     PostBlock,
     QKNorm,
     Rope,
@@ -57,7 +58,7 @@ def rms(spec: RMS, letters: str = "d") -> list[Row]:
     return [scale(letters)]
 
 
-def layer_norm(spec: LN, letters: str = "d") -> list[Row]:
+def layer_norm(spec: LN | OwnNorm, letters: str = "d") -> list[Row]:
     bias = Row("bias/weight", "bias.weight", merged(letters))
     return [scale(letters), *([bias] if spec.bias else [])]
 
@@ -129,6 +130,7 @@ def block(spec: Block | PostBlock) -> list[Row]:
 ROWS: dict[type, Callable[..., list[Row]]] = {
     RMS: rms,
     LN: layer_norm,
+    OwnNorm: layer_norm,
     Learned: learned,
     Sinusoidal: nothing,
     Rope: nothing,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtwin.configs import Model
 from jaxtwin.configs.dataflow import norms
-from jaxtwin.configs.spec import LN, RMS, Block
+from jaxtwin.configs.spec import LN, RMS, Block, Norm, OwnNorm
 from jaxtwin.parity.selftest.faults.base import NoPlace, add
 
 Arrays = dict[str, np.ndarray]
@@ -45,7 +45,7 @@ def _rope(change: Callable[[Any], dict[str, Any]]) -> Callable[[Model], Model]:
     return every(turn)
 
 
-def _eps(norm: RMS | LN | None) -> RMS | LN:
+def _eps(norm: Norm) -> RMS | LN | OwnNorm:
     if norm is None:
         raise NoPlace("the model has no such norm")
     return replace(norm, eps=norm.eps * 10)
