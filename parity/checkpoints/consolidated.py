@@ -1,4 +1,4 @@
-"""Meta's checkpoint files: consolidated.00.pth alone, or several, cut for tensor parallelism."""
+"""Meta's checkpoint files, and Mistral's: one, or several that are cut for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.checkpoints import files, redundant
 from jaxtwin.parity.checkpoints.dialects import from_meta
+from jaxtwin.parity.checkpoints.dialects.mistral import from_mistral, is_mistral
 from jaxtwin.parity.table.tensors import Tensor, listed
 
 NAMES = re.compile(r"consolidated\.(\d+)\.pth")
+ONE = "consolidated.safetensors"  # Mistral's
 EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
 # The axis that Meta's parallel layers are cut along, by the last part of a tensor's name but one.
 # What is not named is whole in every file, and the embedding is cut along either (see `_axis`).
@@ -22,11 +24,13 @@ AXES = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "output":
 
 
 def opened(folder: Path, notes: list[str]) -> tuple[Model, dict[str, Tensor]]:
-    """The spec of a folder of Meta's, and its tensors by Meta's names; adds notes for the user."""
+    """The spec of a folder of Meta's or Mistral's, and its tensors by their names; adds notes."""
     where = folder / "params.json"
     params = files.read_json(where)
     tensors = folder_tensors(folder, params.get("dim"), notes)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if is_mistral(params):
+        return from_mistral(params, tied(tensors), str(where), notes), tensors
     return from_meta(params, shapes, tied(tensors), str(where), notes), tensors
 
 
@@ -35,6 +39,8 @@ def folder_tensors(folder: Path, dim: Any, notes: list[str]) -> dict[str, Tensor
 
     BadInput where a file is missing in the row, or where they do not hold parts of one model.
     """
+    if (folder / ONE).exists():
+        return files.safetensors_file(folder / ONE)
     found = sorted(path for path in folder.iterdir() if NAMES.fullmatch(path.name))
     numbers = [int(path.name.split(".")[1]) for path in found]
     if not found or numbers != list(range(len(found))):

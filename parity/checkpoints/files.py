@@ -29,6 +29,15 @@ FLOATS: dict[str, np.dtype] = {  # in the order of safetensors' own files
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
+# Of masks and tables that are no weights: read to be looked at, and refused as anything else.
+OTHERS: dict[str, np.dtype] = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
 FP8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}  # values only together with their scales
 PREFIXES = ("module.", "_orig_mod.")  # left by data-parallel wrappers and torch.compile
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
@@ -77,7 +86,7 @@ def safetensors_file(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as head:  # the library keeps the last of two entries of one name
         length = int.from_bytes(head.read(8), "little")
         entries = parsed(head.read(length), f"the header of {path}")
-    known = {**FLOATS, **FP8}
+    known = {**FLOATS, **FP8, **OTHERS}
     odd = [f"  {name}: {dtype}" for name, dtype in dtypes.items() if dtype not in known]
     if odd:
         raise BadInput(
@@ -144,7 +153,8 @@ def torch_tensors(state: Any, path: Path) -> dict[str, Tensor]:
 
     from jaxtwin.parity.table import bridge
 
-    dtypes = {getattr(torch, str(dtype)): dtype for dtype in FLOATS.values()}
+    known = [*FLOATS.values(), *OTHERS.values()]
+    dtypes = {getattr(torch, str(dtype)): dtype for dtype in known}
     odd = [
         f"  {name}: {getattr(value, 'dtype', type(value).__name__)}"
         for name, value in (state.items() if isinstance(state, Mapping) else [("(whole)", state)])
@@ -168,6 +178,13 @@ def torch_tensors(state: Any, path: Path) -> dict[str, Tensor]:
     if strange:
         raise BadInput(f"{path} must hold dense tensors on the CPU only:\n{listed(strange)}")
     return {name: tensor(value) for name, value in state.items()}
+
+
+def refuse_integers(tensors: Mapping[str, Tensor], where: str) -> None:
+    """BadInput where what is left to be weights has another dtype than weights have."""
+    odd = [f"  {n}: {t.dtype}" for n, t in tensors.items() if t.dtype in OTHERS.values()]
+    if odd:
+        raise BadInput(f"{where} holds tensors of no dtype of weights:\n{listed(odd)}")
 
 
 def unlike(value: Any) -> str:
@@ -213,6 +230,11 @@ def npz_file(path: Path) -> dict[str, Tensor]:
     return {name: Tensor(shape, dtype, reader(name)) for name, (shape, _, dtype) in heads.items()}
 
 
+OTHER_FRAMEWORKS = {
+    "flax_model.msgpack": "weights of transformers' former Flax classes",
+    "tf_model.h5": "TensorFlow's weights",
+    "rust_model.ot": "weights of rust-bert",
+}
 OPENERS = {".safetensors": safetensors_file, ".bin": torch_file}
 
 
@@ -238,6 +260,13 @@ def folder_tensors(folder: Path) -> tuple[dict[str, Tensor], list[str]]:
             tensors, read_files = OPENERS[single.suffix](single), {single.name}
         return clean(tensors, str(folder), notes), notes + unread(folder, read_files | {name})
     found = sorted(p.name for p in folder.iterdir() if p.suffix in OPENERS)
+    if (
+        other := [n for n, what in OTHER_FRAMEWORKS.items() if (folder / n).exists()]
+    ) and not found:
+        raise BadInput(
+            f"{folder} holds {other[0]}, {OTHER_FRAMEWORKS[other[0]]}, which is not read; save the "
+            "model as .safetensors (transformers: save_pretrained)"
+        )
     also = f"; without an index {found[0]} cannot be known to be whole" if found else ""
     raise BadInput(f"{folder} has no {' and no '.join(WEIGHTS)}, single or with an index{also}")
 

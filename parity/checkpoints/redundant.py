@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.spec import Rope
+from jaxtwin.parity.checkpoints import files
 from jaxtwin.parity.checkpoints.dialects.base import Dialect
 from jaxtwin.parity.checkpoints.dialects.gguf_llama import DIVISORS, are_divisors
 from jaxtwin.parity.table.tensors import Tensor
@@ -25,15 +26,20 @@ def deduplicated(
 
     BadInput where something left out would say otherwise than the config.
     """
-    kept = without_masks(prefixed(tensors, dialect), where, notes)
+    kept = without_masks(prefixed(tensors, dialect, notes), where, notes)
     kept = without_tables(kept, spec, where, notes)
+    files.refuse_integers(kept, where)
     return tied_once(kept, spec, dialect, where, notes) if spec.tied else kept
 
 
-def prefixed(tensors: Mapping[str, Tensor], dialect: Dialect) -> dict[str, Tensor]:
+def prefixed(
+    tensors: Mapping[str, Tensor], dialect: Dialect, notes: list[str]
+) -> dict[str, Tensor]:
     """The names as the whole model has them, where a file is of its body alone."""
     bare = not any(name.startswith(dialect.prefix) for name in tensors)
     head = dialect.published("head.weight")
+    if bare and tensors:
+        notes.append(f"the names are those of the body alone; {dialect.prefix} is put before them")
     add = {name: dialect.prefix if bare and name != head else "" for name in tensors}
     return {add[name] + name: tensor for name, tensor in tensors.items()}
 

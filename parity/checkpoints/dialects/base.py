@@ -78,8 +78,10 @@ class Fields:
     """A file's settings, each of which must be read, be `fixed` or be `ignored`.
 
     `fixed`: settings that must have one of the listed values, since only those are supported.
-    `ignored`: settings that change nothing computed, with the reason. All problems are collected
-    and raised together, as one BadInput.
+    `ignored`: settings that change nothing computed, with the reason. `defaults`: what `whose`
+    implementation takes for a setting that is not there; each that is used is noted. `ignore`:
+    unknown settings that the user says change nothing; None for every one. All problems are
+    collected and raised together, as one BadInput.
     """
 
     def __init__(
@@ -89,8 +91,12 @@ class Fields:
         *,
         fixed: Mapping[str, tuple[Any, ...]],
         ignored: Mapping[str, str],
+        defaults: Mapping[str, Any] | None = None,
+        ignore: Collection[str] | None = (),
+        whose: str = "transformers' class",
     ):
         self.settings, self.where, self.fixed, self.ignored = settings, where, fixed, ignored
+        self.defaults, self.whose, self.ignore = defaults or {}, whose, ignore
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.taken: set[str] = set()
@@ -154,6 +160,8 @@ class Fields:
         if value is None and absent is not ANY:
             return absent
         if key not in self.settings:
+            if key in self.defaults:
+                return self.default(key)
             self.problems.append(f"{key}: missing, and never guessed")
         elif not good(value):
             self.problems.append(f"{key}: must be {kind}, got {as_json(value)}")
@@ -161,16 +169,30 @@ class Fields:
             return value
         return None
 
+    def default(self, key: str) -> Any:
+        """What the implementation takes for a setting that the file leaves out; adds the note."""
+        value = self.defaults[key]
+        self.notes.append(f"no {key}: {as_json(value)}, the default of {self.whose}")
+        return value
+
     def leftovers(self) -> None:
         """Adds the problem of every setting that was not read."""
         known = self.taken | self.fixed.keys() | self.ignored.keys()
         for key in sorted(self.settings.keys() - self.taken - self.ignored.keys()):
             value = self.settings[key]
-            if key not in self.fixed:
-                self.problems.append(f"{key}: unknown setting; {nearest(key, known)}")
-            elif not any(value == good for good in self.fixed[key]):
-                only = " or ".join(map(as_json, self.fixed[key]))
-                self.problems.append(f"{key}: {as_json(value)} is not supported, only {only}")
+            if key in self.fixed:
+                if not any(value == good for good in self.fixed[key]):
+                    only = " or ".join(map(as_json, self.fixed[key]))
+                    self.problems.append(f"{key}: {as_json(value)} is not supported, only {only}")
+            elif self.ignore is None or key in self.ignore or key.startswith("_"):
+                if self.ignore is not None:
+                    how = "private" if key.startswith("_") else "as was asked"
+                    self.notes.append(f"{key}: {as_json(value):.60} is ignored, {how}")
+            else:
+                self.problems.append(
+                    f"{key}: unknown setting; {nearest(key, known)} If it changes nothing that is "
+                    f"computed: --ignore {key}"
+                )
 
     def finish(self) -> None:
         """Raises the BadInput, if anything is wrong or was not read."""

@@ -69,6 +69,7 @@ IGNORED: dict[str, str] = {
     "rope.scaling.finetuned": "history only",
     "rope.scaling.original_context_length": "read by scaled frequencies only",
 }
+DEFAULTS = {"rope.freq_base": 10_000.0}
 # Where a reader looks beside the architecture's own settings: what is not about the computation
 # (names, licences, the tokenizer, how the file was made).
 NAMESPACES = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")
@@ -78,17 +79,26 @@ def settings(
     metadata: Mapping[str, Any],
     architecture: str,
     where: str,
+    notes: list[str],
     *,
     fixed: Mapping[str, tuple[Any, ...]] = FIXED,
 ) -> Fields:
-    """The settings of that architecture, to be taken; BadInput on one part of a split file."""
+    """The settings of that architecture, to be taken; BadInput on one part of a split file.
+
+    `notes` gets what llama.cpp supplies by itself.
+    """
     if metadata.get("split.count", 0) not in (0, 1):
         raise BadInput(
             f"{where} is one part of a split GGUF; llama-gguf-split --merge makes it one"
         )
     prefix = f"{architecture}."
     selected = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    return Fields(selected, f"{where}, settings {prefix}*", fixed=fixed, ignored=IGNORED)
+    named = f"{where}, settings {prefix}*"
+    fields = Fields(
+        selected, named, fixed=fixed, ignored=IGNORED, defaults=DEFAULTS, whose="llama.cpp"
+    )
+    fields.notes = notes
+    return fields
 
 
 def sizes(fields: Fields, metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

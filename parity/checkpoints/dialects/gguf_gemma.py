@@ -31,7 +31,7 @@ def from_gguf_gemma3(
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    fields = gguf_base.settings(metadata, "gemma3", where, fixed=FIXED)
+    fields = gguf_base.settings(metadata, "gemma3", where, notes, fixed=FIXED)
     sizes = gguf_base.sizes(fields, metadata, tensors)
     window = fields.positive_int("attention.sliding_window")
     scaling = _scaling(fields)

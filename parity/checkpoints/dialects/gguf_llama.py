@@ -43,7 +43,7 @@ def from_gguf(
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    fields = gguf_base.settings(metadata, "llama", where, fixed=FIXED)
+    fields = gguf_base.settings(metadata, "llama", where, notes, fixed=FIXED)
     sizes = gguf_base.sizes(fields, metadata, tensors)
     fields.finish()
     spec = build_spec(llama, where, **sizes, pairs="half")

@@ -23,14 +23,14 @@ def from_gguf_qwen2(
 
     A BadInput names every setting that is missing, unknown or not supported.
     """
-    return _qwen("qwen2", metadata, tensors, where, bias=True)
+    return _qwen("qwen2", metadata, tensors, where, notes, bias=True)
 
 
 def from_gguf_qwen3(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str, notes: list[str]
 ) -> Model:
     """The same of a qwen3 GGUF: queries and keys are normed, each head by itself."""
-    return _qwen("qwen3", metadata, tensors, where, qk_norm=True)
+    return _qwen("qwen3", metadata, tensors, where, notes, qk_norm=True)
 
 
 def _qwen(
@@ -38,9 +38,10 @@ def _qwen(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, Any],
     where: str,
+    notes: list[str],
     **kind: bool,
 ) -> Model:
-    fields = gguf_base.settings(metadata, architecture, where)
+    fields = gguf_base.settings(metadata, architecture, where, notes)
     sizes = gguf_base.sizes(fields, metadata, tensors)
     fields.finish()
     return build_spec(llama, where, **sizes, **kind, pairs="half")

@@ -6,8 +6,8 @@ refused by name. What is written has both the spellings of transformers 4 and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 from jaxtwin.configs import BadInput, Model, nearest
 from jaxtwin.configs.spec import to_json
@@ -26,10 +26,19 @@ FAMILIES = {
     family.model_type: family
     for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT2, BLOOM, OLMO2)
 }
-REFUSED = {
-    "gemma3": "it holds a vision model too; save the text part alone, whose model_type is "
-    "gemma3_text, with transformers' Gemma3ForCausalLM",
-}
+# Models that hold a vision model too: the decoder within, by its own model_type.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+WITHIN = ("model.language_model.", "language_model.model.", "language_model.")  # before its names
+BESIDE = ("vision", "multi_modal_projector", "visual")  # what is none of the decoder's
+NOT_YET = {  # known by name, to be refused by name
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "llama4",
+                     "llama4_text", "dbrx", "phimoe", "granitemoe"), "mixture of experts"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3"), "latent attention"),
+    **dict.fromkeys(("mamba", "mamba2", "jamba", "zamba", "recurrent_gemma", "bamba"),
+                    "state-space layers"),
+    **dict.fromkeys(("t5", "bart", "whisper", "mt5"), "encoders"),
+}  # fmt: skip
+T = TypeVar("T")
 HF_CONFIG = "hf_config.json"  # the config.json that a model came with, among the carried files
 
 
@@ -40,14 +49,49 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     name = config.get("model_type", nested)
     if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
-    if isinstance(name, str) and name in REFUSED:
-        raise BadInput(f"{where}: model_type {name!r} is not supported: {REFUSED[name]}")
+    if isinstance(name, str) and name in NOT_YET:
+        raise BadInput(f"{where}: model_type {name!r} is not supported yet: {NOT_YET[name]}")
     problem = "model_type is missing"
     if name is not None:
         problem = f"model_type {name!r} is not supported"
         if isinstance(name, str) and "did you mean" in (hint := nearest(name, FAMILIES)):
             problem += f" ({hint})"
     raise BadInput(f"{where}: {problem}; supported: {', '.join(sorted(FAMILIES))}")
+
+
+def text_part(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """The config of the decoder within a model of text and images; None where it is no such one."""
+    inner = config.get("text_config")
+    kind = WRAPPERS.get(str(config.get("model_type")))
+    if kind is None:
+        return None
+    if not isinstance(inner, Mapping):
+        raise BadInput(f"{where}: a {config['model_type']} must have the decoder's text_config")
+    dtypes = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
+    return {**dtypes, **inner, "model_type": kind}
+
+
+def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
+    """Whether the head of a model of text and images is its embedding: the whole model's class ties
+    them, by its own flag, and where the file has no head there is no other."""
+    return "lm_head.weight" not in tensors or config.get("tie_word_embeddings") is True
+
+
+def text_tensors(tensors: Mapping[str, T], notes: list[str]) -> dict[str, T]:
+    """The decoder's tensors within those of a model of text and images, as it names them alone."""
+    out: dict[str, T] = {}
+    beside = 0
+    for name, tensor in tensors.items():
+        prefix = next((p for p in WITHIN if name.startswith(p)), None)
+        if prefix is None and any(word in name for word in BESIDE):
+            beside += 1
+        elif prefix is None:
+            out[name] = tensor
+        else:
+            bare = name.removeprefix(prefix)
+            out[bare if bare.startswith("lm_head") else f"model.{bare}"] = tensor
+    notes.append(f"the decoder alone is read: {beside} tensors of the vision part are not")
+    return out
 
 
 def decoder_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
@@ -78,10 +122,14 @@ def is_float8(config: Mapping[str, Any]) -> bool:
 
 
 def from_hf(
-    config: Mapping[str, Any], where: str = "config.json", notes: list[str] | None = None
+    config: Mapping[str, Any],
+    where: str = "config.json",
+    notes: list[str] | None = None,
+    ignore: Collection[str] | None = (),
 ) -> Model:
     """The spec of a config.json; what a class supplies by itself is added to the notes.
 
+    `ignore` are unknown keys that the user says change nothing that is computed; None for all.
     A BadInput lists every key that is missing, unknown (with the nearest known one), out of range
     or has a value that is not supported, and every pair of spellings that disagree.
     """
@@ -89,7 +137,7 @@ def from_hf(
     config, found = decoder_config(config, where)
     if is_float8(config):  # of the tensors, which are read as their products
         del config["quantization_config"]
-    fields = family.fields(config, where)
+    fields = family.fields(config, where, ignore)
     one_dtype(fields)
     spec = build_spec(family.read, where, fields=fields)
     if config.get("tie_word_embeddings") is None:
@@ -140,7 +188,7 @@ def _kept(spec: Model, original: Mapping[str, Any]) -> tuple[dict[str, Any] | No
     """The original's keys, or None and why they are not this model's."""
     where = "it"
     try:
-        old = from_hf(original, where)
+        old = from_hf(original, where, ignore=None)  # it was read before, with what was ignored
         config, _ = decoder_config(original, where)
         config.pop("quantization_config", None)
     except BadInput as error:

@@ -133,8 +133,6 @@ BLOOM = Family(
     wide=True,
     fixed={"apply_residual_connection_post_layernorm": (False,)},
     ignored={
-        "attention_dropout": "dropout, in training alone",
-        "hidden_dropout": "dropout, in training alone",
         "slow_but_exact": "an order of roundings; the function is the same",
         "attention_softmax_in_fp32": "of other code; the class always does",
         "bias_dropout_fusion": "of other code",

@@ -10,6 +10,7 @@ from jaxtwin.configs.spec import GQA, RMS, Block, Glu, QKNorm, Rope
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
+    BODY,
     HEAD_NORMS,
     LLAMA_LAYER,
     LLAMA_NAMES,
@@ -38,9 +39,11 @@ SANDWICH = layer(
     ("pre_ffn.weight", "pre_feedforward_layernorm.weight", "d -> d"),
     ("post_ffn.weight", "post_feedforward_layernorm.weight", "d -> d"),
 )
-HF_GEMMA = Dialect("hf-gemma", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half")
-HF_GEMMA2 = Dialect("hf-gemma2", LLAMA_NAMES + SANDWICH + LLAMA_LAYER, "half")
-HF_GEMMA3 = Dialect("hf-gemma3", LLAMA_NAMES + SANDWICH + LLAMA_LAYER + HEAD_NORMS, "half")
+HF_GEMMA = Dialect("hf-gemma", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half", prefix=BODY)
+HF_GEMMA2 = Dialect("hf-gemma2", LLAMA_NAMES + SANDWICH + LLAMA_LAYER, "half", prefix=BODY)
+HF_GEMMA3 = Dialect(
+    "hf-gemma3", LLAMA_NAMES + SANDWICH + LLAMA_LAYER + HEAD_NORMS, "half", prefix=BODY
+)
 
 # The class takes a plain "gelu" for the tanh form, as the first releases meant it.
 GEMMA1_ACTS = {**ACTS, "gelu": "gelu_tanh"}

@@ -73,9 +73,10 @@ ACTS = {
 
 
 def read(fields: Fields) -> Model:
-    d, heads = (fields.positive_int(key) for key in ("n_embd", "n_head"))
-    layers = depth(fields, "n_layer")
-    length = fields.positive_int(fields.alias("n_positions", "n_ctx"))
+    d = fields.positive_int(fields.alias("n_embd", "hidden_size"))
+    heads = fields.positive_int(fields.alias("n_head", "num_attention_heads"))
+    layers = depth(fields, fields.alias("n_layer", "num_hidden_layers"))
+    length = fields.positive_int(fields.alias("n_positions", "n_ctx", "max_position_embeddings"))
     hidden = fields.positive_int("n_inner", absent=4 * (d or 0))
     act = fields.choice("activation_function", ACTS)
     eps, vocab = fields.number("layer_norm_epsilon"), fields.positive_int("vocab_size")
@@ -149,9 +150,6 @@ GPT2 = Family(
     tied=True,
     wide=True,
     ignored={
-        "attn_pdrop": "dropout, in training alone",
-        "embd_pdrop": "dropout, in training alone",
-        "resid_pdrop": "dropout, in training alone",
         "reorder_and_upcast_attn": "an order of roundings; the function is the same",
         "summary_type": "of classifiers",
         "summary_use_proj": "of classifiers",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.spec import MOST, Block, Norm, PostBlock, Run
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
+from jaxtwin.parity.checkpoints.dialects.hf_defaults import DEFAULTS
 from jaxtwin.parity.checkpoints.dialects.hf_rope import length_of
 from jaxtwin.parity.table.row import Row
 
 # Keys that change the computation, with the only values under which it is the one we do.
 FIXED: dict[str, tuple[Any, ...]] = {
-    "attention_dropout": (0, None),
     "quantization_config": (None,),
     "auto_map": (None,),
     "is_encoder_decoder": (False,),
@@ -40,8 +41,6 @@ IGNORED: dict[str, str] = {
     "dtype": "the tensors' own dtype counts; see agreement of the two spellings",
     "_attn_implementation": "which kernel computes it",
     "_attn_implementation_autoset": "which kernel computes it",
-    "use_cache": "how text is generated",
-    "cache_implementation": "how text is generated",
     "pretraining_tp": "how training split a product; the product is the same",
     "is_decoder": "causal in either case in these classes",
     "bos_token_id": "about text, kept beside the weights",
@@ -56,11 +55,6 @@ IGNORED: dict[str, str] = {
     "output_attentions": "what is returned beside the logits",
     "output_hidden_states": "what is returned beside the logits",
     "return_dict": "what is returned beside the logits",
-    "do_sample": "how text is generated",
-    "max_length": "how text is generated",
-    "temperature": "how text is generated",
-    "top_k": "how text is generated",
-    "top_p": "how text is generated",
     "torchscript": "what is returned beside the logits",
     "use_bfloat16": "of other frameworks",
     "tf_legacy_loss": "of other frameworks",
@@ -70,6 +64,75 @@ IGNORED: dict[str, str] = {
     "problem_type": "of classifiers",
     "finetuning_task": "of classifiers",
 }
+# The keys of a generation_config.json, which old files have in their config.json.
+GENERATION = [
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "constraints",
+    "disable_compile",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "force_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "length_penalty",
+    "low_memory",
+    "max_length",
+    "max_matching_ngram_size",
+    "max_new_tokens",
+    "max_time",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_logits",
+    "output_scores",
+    "penalty_alpha",
+    "prefill_chunk_size",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sequence_bias",
+    "stop_strings",
+    "suppress_tokens",
+    "temperature",
+    "token_healing",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "use_cache",
+    "watermarking_config",
+]
+# How somebody trained it.
+IN_TRAINING = [
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "gradient_checkpointing",
+    "layerdrop",
+]
+IGNORED |= dict.fromkeys(GENERATION, "how text is generated")
+IGNORED |= dict.fromkeys(IN_TRAINING, "in training alone")
 ACTS = {
     "silu": "silu",
     "swish": "silu",
@@ -80,6 +143,7 @@ ACTS = {
 }
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
+BODY = "model."  # before every name but the head's
 HEAD = Row("head.weight", "lm_head.weight", "v d -> v d")
 # The names of a Llama, which most families share; the four norms of a layer are each family's own.
 LLAMA_NAMES = (
@@ -137,14 +201,20 @@ class Family:
     ignored: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False
 
-    def fields(self, config: Mapping[str, Any], where: str) -> Fields:
-        identity = {"model_type": (self.model_type,), "architectures": ([self.architecture], None)}
+    def fields(
+        self, config: Mapping[str, Any], where: str, ignore: Collection[str] | None = ()
+    ) -> Fields:
+        body = re.sub(r"(ForCausalLM|LMHeadModel)$", "Model", self.architecture)
+        known = ([self.architecture], [body], [body.replace("Model", "TextModel")], None)
+        identity = {"model_type": (self.model_type,), "architectures": known}
         fixed = {key: values for key, values in FIXED.items() if key not in self.ignored}
         return Fields(
             config,
             where,
             fixed={**fixed, **identity, **self.fixed},
             ignored={**IGNORED, **self.ignored},
+            defaults=DEFAULTS[self.model_type],
+            ignore=ignore,
         )
 
 
@@ -189,7 +259,7 @@ def sizes(fields: Fields, *, kv: str = "given", derived: bool = False) -> Sizes:
         kv=k,
         width=width,
         hidden=fields.positive_int("intermediate_size"),
-        length=fields.positive_int("max_position_embeddings"),
+        length=fields.positive_int(fields.alias("max_position_embeddings", "max_sequence_length")),
         eps=fields.number("rms_norm_eps"),
         init_std=fields.number("initializer_range", absent=None),
     )

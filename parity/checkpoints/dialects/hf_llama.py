@@ -9,6 +9,7 @@ from jaxtwin.configs.spec import GQA, RMS, Block, Glu
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
+    BODY,
     LLAMA_LAYER,
     LLAMA_NAMES,
     PRE_NORMS,
@@ -27,8 +28,10 @@ MLP_BIASES = layer(
     ("ffn.up.bias", "mlp.up_proj.bias", "f -> f"),
     ("ffn.down.bias", "mlp.down_proj.bias", "d -> d"),
 )
-HF_LLAMA = Dialect("hf-llama", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER + MLP_BIASES, "half")
-HF_MISTRAL = Dialect("hf-mistral", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half")
+HF_LLAMA = Dialect(
+    "hf-llama", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER + MLP_BIASES, "half", prefix=BODY
+)
+HF_MISTRAL = Dialect("hf-mistral", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half", prefix=BODY)
 
 
 def read_llama(fields: Fields) -> Model:

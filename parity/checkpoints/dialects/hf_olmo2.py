@@ -13,6 +13,7 @@ from jaxtwin.configs.spec import GQA, RMS, Block, Glu, QKNorm
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
+    BODY,
     LLAMA_LAYER,
     LLAMA_NAMES,
     Family,
@@ -33,7 +34,9 @@ PROJECTION_NORMS = layer(
     ("attn.q_norm.norm.weight", "self_attn.q_norm.weight", "(n {theirs}) -> (n {ours})"),
     ("attn.k_norm.norm.weight", "self_attn.k_norm.weight", "(k {theirs}) -> (k {ours})"),
 )
-HF_OLMO2 = Dialect("hf-olmo2", LLAMA_NAMES + POST_NORMS + LLAMA_LAYER + PROJECTION_NORMS, "half")
+HF_OLMO2 = Dialect(
+    "hf-olmo2", LLAMA_NAMES + POST_NORMS + LLAMA_LAYER + PROJECTION_NORMS, "half", prefix=BODY
+)
 
 
 def read_olmo2(fields: Fields) -> Model:

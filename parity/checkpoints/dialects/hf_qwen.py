@@ -9,6 +9,7 @@ from jaxtwin.configs.spec import GQA, RMS, Block, Glu, QKNorm
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
+    BODY,
     HEAD_NORMS,
     LLAMA_LAYER,
     LLAMA_NAMES,
@@ -24,8 +25,10 @@ from jaxtwin.parity.checkpoints.dialects.hf_keys import (
 )
 from jaxtwin.parity.checkpoints.dialects.hf_rope import LAYER_TYPES, longest, parameters, rope
 
-HF_QWEN2 = Dialect("hf-qwen2", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half")
-HF_QWEN3 = Dialect("hf-qwen3", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER + HEAD_NORMS, "half")
+HF_QWEN2 = Dialect("hf-qwen2", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER, "half", prefix=BODY)
+HF_QWEN3 = Dialect(
+    "hf-qwen3", LLAMA_NAMES + PRE_NORMS + LLAMA_LAYER + HEAD_NORMS, "half", prefix=BODY
+)
 
 
 def windows(fields: Fields, layers: int) -> list[int | None]:

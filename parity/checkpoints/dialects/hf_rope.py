@@ -91,6 +91,8 @@ def _rope(
         fields.problems.append(f"{where}: rope type {kind!r} is not supported; known: {known}")
         return None
     scaling = _scaling(fields, kind, rest, length) if agreed else None
+    if not bases and base_key not in fields.settings and base_key in fields.defaults:
+        bases[base_key] = fields.default(base_key)
     if not bases:
         where = next((f"{label}.rope_theta" for label in [*groups][-1:]), "")
         fields.problems.append(f"{base_key}: missing, and so is {where}; a base is never guessed")

@@ -191,7 +191,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sources: dict[str, Path]) -> None:
     )  # fmt: skip
     path = pt_file(sources["pt"].with_name("odd.pt"), odd, torch_state(odd, "float32"))
     devices = mesh.build(runs.Mesh(data=1, fsdp=1, tensor=8))
-    with pytest.raises(BadInput, match="does not divide by tensor=8"):
+    with pytest.raises(BadInput, match="is not divisible by tensor=8"):
         jaxtwin.load(path, mesh=devices)
 
 

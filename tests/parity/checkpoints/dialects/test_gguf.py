@@ -276,7 +276,6 @@ def test_gemma3_layers_by_a_stated_pattern(pattern: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("qwen2", {"rope__freq_base": ...}, "rope.freq_base: missing, and never guessed"),
         ("qwen2", {"rope__scaling__type": "yarn"}, 'rope.scaling.type: "yarn" is not supported'),
         ("qwen3", {"rope__dimension_count": 4}, "head width 8 expected throughout"),
         ("qwen3", {"expert_count": 128}, "expert_count: 128 is not supported"),

@@ -15,7 +15,8 @@ from jaxtwin.configs.shrink import shrunk
 from jaxtwin.configs.spec import GQA
 from jaxtwin.parity.checkpoints.dialects import FAMILIES, from_hf, to_hf
 from jaxtwin.parity.checkpoints.dialects.hf import differences
-from jaxtwin.parity.checkpoints.dialects.hf_keys import runs
+from jaxtwin.parity.checkpoints.dialects.hf_defaults import DEFAULTS
+from jaxtwin.parity.checkpoints.dialects.hf_keys import IGNORED, runs
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.hf_models import json_config as config
 from jaxtwin.tests.helpers.hf_published import PUBLISHED
@@ -113,24 +114,70 @@ def test_an_odd_value_of_any_key_is_read_or_refused(kind: str, variant: str) -> 
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_a_size_or_an_eps_is_never_guessed(kind: str) -> None:
-    """Cases 1 and 64: what the class would supply is another model's."""
-    sizes = {"gpt2": "n_embd n_layer n_head n_positions layer_norm_epsilon vocab_size"}
-    sizes["bloom"] = "hidden_size n_layer n_head layer_norm_epsilon vocab_size"
-    llama = "hidden_size num_hidden_layers num_attention_heads max_position_embeddings "
-    llama += "intermediate_size rms_norm_eps vocab_size rope_parameters"
-    more = {
-        "mistral": " sliding_window num_key_value_heads",
-        "qwen2": " num_key_value_heads",
-        "qwen3": " num_key_value_heads head_dim",
-        "gemma": " num_key_value_heads head_dim",
-        "gemma2": " head_dim sliding_window query_pre_attn_scalar final_logit_softcapping "
-        "attn_logit_softcapping",
-        "gemma3_text": " head_dim sliding_window query_pre_attn_scalar layer_types",
+def test_what_is_left_out_is_what_the_class_takes_and_is_noted(kind: str) -> None:
+    """Cases 1 and 64: transformers itself is asked, and no default is silent."""
+    compared = 0
+    for key in DEFAULTS[kind]:
+        gone = ["rope_parameters", "rope_scaling"] if key.startswith("rope_") else []
+        left = config(kind, **dict.fromkeys([key, *gone], ...))
+        notes: list[str] = []
+        try:
+            want = from_hf(transformers.CONFIG_MAPPING[kind].from_dict(left).to_dict())
+        except Exception:  # the class's own size is not one that goes with the rest: its error
+            with pytest.raises(BadInput):
+                from_hf(left)
+            continue
+        assert differences(from_hf(left, notes=notes), want) == [], key
+        read = key not in ("sliding_window", "max_window_layers", "sliding_window_pattern")
+        assert not read or any(f"no {key}: " in note for note in notes), key
+        compared += 1
+    assert compared > 2
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_defaults_are_the_classes_own(kind: str) -> None:
+    theirs = transformers.CONFIG_MAPPING[kind]().to_dict()
+    ropes = theirs.get("rope_parameters") or {}
+    renamed = {
+        "rope_theta": ropes.get("full_attention", ropes).get("rope_theta"),
+        "rope_local_base_freq": ropes.get("sliding_attention", {}).get("rope_theta"),
+        "sliding_window_pattern": theirs.get("_sliding_window_pattern"),
     }
-    for key in sizes.get(kind, llama + more.get(kind, "")).split():
-        with pytest.raises(BadInput, match=r"missing, and (never guessed|so is)"):
-            from_hf(config(kind, **{key: ...}))
+    if kind.startswith("qwen"):  # nulled where it is not in use
+        used = transformers.CONFIG_MAPPING[kind](use_sliding_window=True)
+        renamed["sliding_window"] = used.sliding_window
+    for key, value in DEFAULTS[kind].items():
+        assert renamed.get(key, theirs.get(key)) == value, key
+
+
+def test_keys_that_cannot_change_the_function_are_noted_or_passed_over() -> None:
+    old = {
+        "_model_name_or_path": "x",
+        "num_beams": 4,
+        "gradient_checkpointing": True,
+        "attention_dropout": 0.1,
+        "max_sequence_length": 512,
+    }
+    notes: list[str] = []
+    plain = from_hf(config("llama"))
+    assert from_hf(config("llama", **old), notes=notes) == plain
+    assert any('_model_name_or_path: "x" is ignored, private' in note for note in notes)
+    only = config("llama", max_position_embeddings=..., max_sequence_length=512)
+    assert from_hf(only) == plain
+    for key in transformers.GenerationConfig().to_dict().keys() & {"num_beams", "top_k", "min_p"}:
+        assert key in IGNORED
+
+
+def test_an_unknown_key_is_refused_and_the_way_on_is_named() -> None:
+    strange = config("llama", my_key=3, other=1)
+    with pytest.raises(BadInput, match=r"my_key: unknown setting; .*--ignore my_key"):
+        from_hf(strange)
+    notes: list[str] = []
+    assert from_hf(strange, notes=notes, ignore=["my_key", "other"]) == from_hf(config("llama"))
+    assert any("my_key: 3 is ignored, as was asked" in note for note in notes)
+    with pytest.raises(BadInput, match="other: unknown") as caught:
+        from_hf(strange, ignore=["my_key"])
+    assert "my_key" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -60,9 +60,8 @@ def test_which_layers_slide(kind: str) -> None:
     assert seen(config(kind, **{**four, "use_sliding_window": False})) == [None] * 4
     assert seen(config(kind, **{**four, "use_sliding_window": ...})) == [None] * 4
     assert seen(config(kind, **{**four, "sliding_window": None})) == [None] * 4
-    for gone in ("max_window_layers", "sliding_window"):
-        with pytest.raises(BadInput, match=f"{gone}: missing, and never guessed"):
-            from_hf(config(kind, **{**four, gone: ...}))
+    assert seen(config(kind, **{**four, "max_window_layers": ...})) == [None] * 4  # 28
+    assert seen(config(kind, **{**four, "sliding_window": ...})) == [None, None, 4096, 4096]
     types = ["sliding_attention", "full_attention"] * 2
     assert seen(config(kind, **{**four, "layer_types": types})) == [8, None, 8, None]
     with pytest.raises(BadInput, match="some are sliding_attention, and no sliding_window"):

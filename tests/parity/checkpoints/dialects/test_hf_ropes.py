@@ -267,7 +267,6 @@ def test_local_and_global_layers_have_their_own(gone: tuple[str, ...]) -> None:
         ({"rope_local_base_freq": 200.0}, "spellings of the base disagree: rope_local_base_freq"),
         ({"rope_theta": 6.0}, "spellings of the base disagree: rope_theta=6.0"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "spellings of the factor"),
-        ({"rope_parameters": ..., "rope_local_base_freq": ...}, "rope_local_base_freq: missing"),
         ({"rope_parameters": {"rope_type": "default"}}, "must hold full_attention and sliding"),
     ],
 )
