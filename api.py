@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+    from flax import nnx
     from jax.sharding import Mesh
 
+    from jaxtwin.configs import Model
     from jaxtwin.configs.runs import Training
     from jaxtwin.jaxmodel import Decoder
+    from jaxtwin.parity.naming.names import Names
     from jaxtwin.parity.report.results import Report
+    from jaxtwin.parity.sides.runs import InjectedFault
+    from jaxtwin.parity.table.row import Row
     from jaxtwin.train.loop import Result
 
 
@@ -23,18 +29,55 @@ def load(
     dtype: Any = None,
     layout: str = "scan",
     seed: int = 0,
+    names: Names | None = None,
+    spec: Model | str | None = None,
+    ignore: Sequence[str] = (),
 ) -> Decoder:
     """The model that SRC names (`jaxtwin --help`), in JAX, in its own dtype unless given.
 
     With a mesh (`jaxtwin.train.mesh.build`) it is sharded as the trainer shards it, and each device
     reads its slices alone. `layout` is "scan" (stacked layers) or "unroll"; `seed` is for a
-    preset's random weights. Needs torch only where SRC is a torch file. BadInput where SRC cannot
+    preset's random weights. `names` and `spec` are for a state dict under names of your own
+    (docs/own-names.md), `ignore` for keys of a config.json that are not known here and change
+    nothing that is computed. Needs torch only where SRC is a torch file. BadInput where SRC cannot
     be read, or does not fit the mesh.
     """
     from jaxtwin.parity.checkpoints.loading import decoder
     from jaxtwin.parity.checkpoints.source import open_source
 
-    return decoder(open_source(src, seed=seed), mesh=mesh, layout=layout, dtype=dtype)
+    source = open_source(src, seed=seed, names=names, spec=spec, ignore=ignore)
+    return decoder(source, mesh=mesh, layout=layout, dtype=dtype)
+
+
+def adopt(
+    state: Mapping[str, Any],
+    spec: Model | str,
+    names: Names,
+    *,
+    mesh: Mesh | None = None,
+    dtype: Any = None,
+    layout: str = "scan",
+) -> Decoder:
+    """A state dict under names of your own (torch tensors or NumPy arrays), as a model in JAX.
+
+    `spec` says what it computes: a `Model`, a preset's name or FILE.py:NAME. `names` says which of
+    your tensors is which: a dict, or a .toml or .py file (docs/own-names.md). BadInput where a
+    tensor has no place, or is not of its shape; no value is ever changed.
+    """
+    from jaxtwin.parity.checkpoints.loading import adopted, decoder
+
+    return decoder(adopted(state, spec, names, []), mesh=mesh, dtype=dtype, layout=layout)
+
+
+def release(model: Decoder, names: Names) -> dict[str, Any]:
+    """The inverse of `adopt`: a state dict of torch tensors, for your module's `load_state_dict`.
+
+    What `names` leaves out, such as buffers, is not in it: load it with `strict=False` then.
+    """
+    from jaxtwin.parity.checkpoints.loading import released
+    from jaxtwin.parity.table.bridge import to_torch
+
+    return {name: to_torch(array) for name, array in released(model, names).items()}
 
 
 def save(
@@ -66,26 +109,53 @@ def convert(
     dry_run: bool = False,
     seed: int = 0,
     sha256: bool = False,
+    names: Names | None = None,
+    spec: Model | str | None = None,
+    ignore: Sequence[str] = (),
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:
     """Writes the model that SRC names as a checkpoint of ours ("jax"), a Hugging Face folder ("hf")
     or a .pt file ("torch"); returns the JSON of `jaxtwin convert` (docs/json.md).
 
+    `names` (with a `spec`, if the file has none) are those of a state dict of your own: of SRC, or
+    where SRC is another kind of model, of the .pt that is written.
     Every tensor is proven to have its place before a byte is written. BadInput on anything that is
     wrong with SRC or DST.
     """
     from jaxtwin.parity.checkpoints import convert as conversion
+    from jaxtwin.parity.checkpoints.source import open_source
 
     return conversion.convert(
-        src,
+        open_source(src, seed=seed, names=names, spec=spec, ignore=ignore),
         dst,
         to,
         layout=layout,
         dry_run=dry_run,
         seed=seed,
         sha256=sha256,
+        names=names,
         progress=progress,
     )
+
+
+def register_activation(
+    name: str, *, torch: Callable[[Any], Any], jax: Callable[[Any], Any]
+) -> None:
+    """Makes an activation of your own known to specs by that name: f(x), in torch and in JAX."""
+    from jaxtwin.configs import own_parts
+
+    own_parts.register_activation(name, torch=torch, jax=jax)
+
+
+def register_norm(name: str, *, torch: Callable[..., Any], jax: Callable[..., Any]) -> None:
+    """Makes a norm of your own known to `OwnNorm(name=...)`: f(x, weight, eps), over the last axis.
+
+    `weight` has one number for each entry of that axis, 1 at first; a bias is the spec's and is
+    added afterwards. What it returns has the dtype of x.
+    """
+    from jaxtwin.configs import own_parts
+
+    own_parts.register_norm(name, torch=torch, jax=jax)
 
 
 def generate(
@@ -132,7 +202,9 @@ def fit(
     config = runs.changed(config, named, steps=steps, folder=path)
     if config.devices is not None:
         mesh.simulate(config.devices)  # before the source is opened: a preset's is drawn by JAX
-    source = open_source(config.model, seed=config.seed)
+    source = open_source(
+        config.model, seed=config.seed, names=config.names, spec=config.spec, ignore=config.ignore
+    )
     start = loop.Start(
         spec=source.spec,
         arrays=lambda: jax_tensors(source, config.layout),
@@ -145,44 +217,64 @@ def fit(
 def check(
     src: str | os.PathLike[str],
     *,
+    dtypes: Sequence[str] = ("float64", "float32"),
+    tokens: int = 300,
+    layout: str = "scan",
+    witness: bool = True,
+    export: bool = False,
+    against: str | os.PathLike[str] | None = None,
+    names: Names | None = None,
+    spec: Model | str | None = None,
+    ignore: Sequence[str] = (),
+    module: Any = None,
+    probes: bool = False,
+    replay: str | os.PathLike[str] | None = None,
     steps: int | None = None,
     run: str | os.PathLike[str] | None = None,
-    **options: Any,
+    seed: int = 0,
+    diagnose: bool = True,
+    injected: InjectedFault | None = None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Is the JAX model the PyTorch model? `.equal` of the report is the answer.
 
-    `src` is what `jaxtwin check` takes. The options, each with its flag there, if it has one:
-
-    - `dtypes` (--dtype): names in a list; ("float64", "float32") by default
-    - `tokens` (--tokens): length of the two input rows; 300
-    - `layout` (--layout): "scan", layers stacked, or "unroll", one by one
-    - `witness` (--witness): whether transformers takes part, where it has the model; True
-    - `export` (--export): export a Hugging Face folder again, for transformers to compare; False
-    - `against` (--against): a source that the JAX side is built from instead of `src`
-    - `probes` (--probes): judge every part alone too, in every dtype; False
-    - `replay` (--replay): a new folder for what fails, with scripts that run it alone
-    - `steps` (--steps): train both sides for that many AdamW steps too
-    - `run` (--run): a run file, whose optimizer they are trained with; needs `steps`
-    - `seed` (--seed): of a preset's random weights, and of the inputs; 0
-    - `diagnose`: follow a failure in float64 to its cause; True
-    - `injected`: a fault for the JAX side (parity/selftest/faults), to see it caught
-    - `progress`: called with a line for each step of the work
-
-    BadInput (a ValueError) where a source cannot be read, or something is at `replay`.
+    `src` and the options are those of `jaxtwin check` (its --help says more). `names`, `spec` and
+    `ignore` say how `src` is read, as in `load`; `module` is your own module, FILE.py:NAME or what
+    builds it, that JAX must be too. `against` is what the JAX side is built from instead. `probes`:
+    judge every part alone too; `replay`: a new folder for what fails. With `steps` both sides are
+    trained for as many AdamW steps, as the file `run` says. `seed` is that of a preset's random
+    weights and of the inputs. `diagnose`: follow a failure in float64 to its cause; `injected`: a
+    fault for the JAX side (parity/selftest/faults), to see it caught; `progress` is called with a
+    line for each step of the work. BadInput (a ValueError) where a source cannot be read.
     """
     from jaxtwin.configs import BadInput
 
     if importlib.util.find_spec("torch") is None:
         raise BadInput("the check needs PyTorch, which is not installed: pip install 'jaxtwin[hf]'")
     from jaxtwin.parity.check.source_check import check
+    from jaxtwin.parity.checkpoints.source import open_source
     from jaxtwin.parity.training.training_check import plan
 
-    if steps is not None or run is not None:
-        options["training"] = plan(steps, run)
-    return check(os.fspath(src), **options)
+    progress(f"reading {os.fspath(src)}")
+    source = open_source(src, seed=seed, names=names, spec=spec, ignore=ignore)
+    training = None if steps is None and run is None else plan(steps, run)
+    how: dict[str, Any] = {"dtypes": dtypes, "tokens": tokens, "layout": layout, "seed": seed}
+    how |= {"probes": probes, "replay": replay, "diagnose": diagnose, "injected": injected}
+    how |= {"witness": witness, "export": export, "against": against, "training": training}
+    return check(source, names=names, module=module, progress=progress, **how)
 
 
-def compare(torch_module: Any, jax_side: Any, table: Any, inputs: Any, **options: Any) -> Report:
+def compare(
+    torch_module: torch.nn.Module,
+    jax_side: Callable[..., Any] | nnx.Module,
+    table: Sequence[Row],
+    inputs: Sequence[Any],
+    *,
+    params: Mapping[str, Any] | None = None,
+    probes: Sequence[Row] = (),
+    dtypes: Sequence[str] = ("float64", "float32"),
+    jit: bool = True,
+) -> Report:
     """Any torch module against any JAX function or NNX module: docs/your-own-model.md.
 
     `table` is a list of `jaxtwin.Row`, one for each parameter, and `inputs` a list with one array
@@ -197,7 +289,16 @@ def compare(torch_module: Any, jax_side: Any, table: Any, inputs: Any, **options
     """
     from jaxtwin.parity.check.any_model import compare
 
-    return compare(torch_module, jax_side, table, inputs, **options)
+    return compare(
+        torch_module,
+        jax_side,
+        table,
+        inputs,
+        params=params,
+        probes=probes,
+        dtypes=dtypes,
+        jit=jit,
+    )
 
 
 def probe(x: Any, name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 MODEL = "smollm2-135m"
-# Tells what is being done while a block runs: see `main.working`.
+# Tells what is being done while a block runs: see `around.working`.
 Working = Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]
 
 

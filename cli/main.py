@@ -6,17 +6,14 @@ runs: `jaxtwin --help` answers at once, and converting needs no torch.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from jaxtwin.cli import options
+from jaxtwin.cli.around import answering, example, working
 
 app = typer.Typer(
     name="jaxtwin",
@@ -24,87 +21,14 @@ app = typer.Typer(
     epilog="SRC is an installed model package (smollm2-135m), an HF folder, a .gguf, .pt or golden "
     ".npz file, a checkpoint or run folder of ours, or a preset (random weights from a seed).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
 
-# What a module that is not there is installed by.
-EXTRAS = {"torch": "torch", "transformers": "hf", "jinja2": "report", "matplotlib": "report"}
-
-
-def example(*lines: str) -> str:
-    """Examples for a verb's --help, one a line."""
-    return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"  jaxtwin {line}" for line in lines)
-
-
-@contextlib.contextmanager
-def answering(as_json: bool = False, save: Path | None = None) -> Iterator[None]:
-    """A person's mistake becomes one message and exit status 2, and never a traceback.
-
-    A `save` that cannot be written is refused before the work.
-    """
-    from absl import logging
-
-    from jaxtwin.configs import BadInput
-    from jaxtwin.configs.atomic_write import file_place
-
-    logging.set_verbosity(logging.FATAL)  # or Orbax's threads print what they raise as well
-    try:
-        if save is not None:
-            file_place(save)
-        yield
-    except BadInput as error:
-        message = str(error)
-    except OSError as error:  # a disk, a path or a right that is not there
-        message = f"{error.filename or 'the file system'}: {error.strerror or error}"
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get(error.name or "")
-        if extra is None:
-            raise
-        message = f"this verb needs {error.name}; install it with: pip install 'jaxtwin[{extra}]'"
-    except typer.Exit:  # a RuntimeError, too
-        raise
-    except (RuntimeError, AssertionError):
-        message = jax_does_not_start()
-        if not message:
-            raise
-    else:
-        return
-    if as_json:
-        print(json.dumps({"error": message}))
-    typer.secho(f"error: {message}", fg="red", err=True)
-    raise typer.Exit(2)
-
-
-def jax_does_not_start() -> str:
-    """Why JAX has no device to offer; empty if it has."""
-    try:
-        import jax
-
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        platforms = os.environ.get("JAX_PLATFORMS", "")
-        why = str(error).splitlines()[0] if str(error) else "there is no such backend here"
-        return f"JAX does not start with JAX_PLATFORMS={platforms}: {why}; unset it, or set cpu"
-    return ""
-
-
-@contextlib.contextmanager
-def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Progress on standard error: a spinner on a terminal, plain lines elsewhere."""
-    from rich.console import Console
-
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers would break into these lines
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda step: None
-    elif not console.is_terminal:
-        yield lambda step: print(f"... {step}", file=sys.stderr, flush=True)
-    else:
-        with console.status("starting") as status:
-            yield status.update
+@app.callback()
+def root(version: options.Version = False) -> None:
+    """The options before a verb."""
 
 
 @app.command(
@@ -112,24 +36,30 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         "convert smollm2-135m out/smollm2 --to jax",
         "convert out/smollm2 out/hf --to hf",
         "convert ./my-llama out/my-llama --to jax --dry-run",
+        "convert my.pt out/mine --names my_names.toml",
+        "convert out/mine back.pt --to torch --names my_names.toml",
     )
 )
 def convert(
     src: options.Src,
     dst: options.Dst,
-    to: options.To,
+    to: options.To = options.Target.jax,
     layout: options.LayoutOption = options.Layout.scan,
     dry_run: options.DryRun = False,
+    names: options.Names = None,
+    spec: options.SpecOption = None,
+    ignore: options.Ignore = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Move a model's weights between frameworks: no value changes, and the way back is exact."""
     with answering(as_json):
-        from jaxtwin.parity.checkpoints.convert import convert as run
+        from jaxtwin import convert as run
 
         with working() as progress:
             how: dict[str, Any] = {"layout": layout.value, "dry_run": dry_run, "seed": seed}
-            report = run(src, dst, to.value, **how, sha256=as_json, progress=progress)
+            how |= {"names": names, "spec": spec, "ignore": ignore or (), "sha256": as_json}
+            report = run(src, dst, to.value, **how, progress=progress)
         if as_json:
             print(json.dumps(report))
         else:
@@ -147,6 +77,7 @@ def convert(
         "check ./my-llama --against out/my-jax-run --replay out/replay",
         "check ./my-llama --save new.json --baseline old.json --html report.html",
         "check reference-tiny --steps 50 --run configs/runs/train-reference-tiny.toml",
+        "check my.pt --names my_names.toml --module my_model.py:GPT",
     )
 )
 def check(
@@ -157,6 +88,10 @@ def check(
     witness: options.Witness = True,
     export: options.Export = True,
     against: options.Against = None,
+    names: options.Names = None,
+    spec: options.SpecOption = None,
+    ignore: options.Ignore = None,
+    module: options.Module = None,
     probes: options.Probes = False,
     show_all: options.ShowAll = False,
     seed: options.Seed = 0,
@@ -171,29 +106,17 @@ def check(
 ) -> None:
     """Prove that the JAX model is the PyTorch model: exit status 0 equal, 1 not equal."""
     with answering(as_json):
-        from jaxtwin.parity.check.source_check import check as prove
+        from jaxtwin import check as prove
         from jaxtwin.parity.report.output_files import Files
 
-        files, training = Files(save, html, junit, baseline, replay), None
-        if steps is not None or run is not None:
-            from jaxtwin.parity.training.training_check import plan
-
-            training = plan(steps, run)
+        files = Files(save, html, junit, baseline, replay)
+        dtypes = dtype or [options.Dtype.float64, options.Dtype.float32]
+        how: dict[str, Any] = {"dtypes": [d.value for d in dtypes], "layout": layout.value}
+        how |= {"names": names, "spec": spec, "ignore": ignore or (), "module": module}
+        how |= {"witness": witness, "export": export and against is None, "against": against}
+        how |= {"tokens": tokens, "probes": probes, "replay": replay, "steps": steps, "run": run}
         with working() as progress:
-            report = prove(
-                src,
-                dtypes=[d.value for d in dtype or (options.Dtype.float64, options.Dtype.float32)],
-                tokens=tokens,
-                layout=layout.value,
-                witness=witness,
-                export=export and against is None,
-                against=against,
-                probes=probes,
-                replay=replay,
-                training=training,
-                seed=seed,
-                progress=progress,
-            )
+            report = prove(src, **how, seed=seed, progress=progress)
         changes = files.write(report, src)
         if as_json:
             changed = {} if changes is None else {"changes": changes}
@@ -207,12 +130,60 @@ def check(
     raise typer.Exit(0 if report.equal else 1)
 
 
-@app.command(epilog=example("faults", "faults rope-base tile-not-repeat --controls 0 --pairs 0"))
+@app.command(
+    epilog=example(
+        "names my.pt --like gpt2",
+        "names my.pt --like my_specs.py:mine --module my_model.py:GPT --out my_names.toml",
+    )
+)
+def names(
+    state: options.State,
+    like: options.Like,
+    module: options.Module = None,
+    out: options.NamesOut = None,
+    as_json: options.Json = False,
+) -> None:
+    """Propose names for a state dict of your own: exit status 0 settled, 1 something is open."""
+    with answering(as_json, out):
+        from jaxtwin.configs.atomic_write import write_file
+        from jaxtwin.parity.check.propose_names import proposed
+        from jaxtwin.parity.checkpoints import state_dict
+        from jaxtwin.parity.naming import names as naming
+
+        notes: list[str] = []
+        with working() as progress:
+            held = state_dict.opened(state, notes)
+            answer = proposed(held, naming.spec_named(like), module, progress)
+        found = answer.proposal
+        text = found.toml(like)
+        if out:
+            write_file(out, text)
+        if as_json:
+            print(json.dumps(found.to_json() | {"how": answer.how, "notes": notes}))
+        else:
+            print(text, end="")
+            for note in notes:
+                typer.echo(f"note: {note}", err=True)
+            left = (
+                f"{len(found.open)} open; give --module, or say which" if found.open else "settled"
+            )
+            typer.echo(f"{answer.how}: {left}", err=True)
+    raise typer.Exit(1 if found.open else 0)
+
+
+@app.command(
+    epilog=example(
+        "faults",
+        "faults rope-base tile-not-repeat --controls 0 --pairs 0",
+        "faults --in my_specs.py:mine",
+    )
+)
 def faults(
     names: options.Faults = None,
     controls: options.Controls = 200,
     pairs: options.Pairs = 50,
     workers: options.Workers = 2,
+    model: options.FaultsIn = None,
     as_json: options.Json = False,
     save: options.Save = None,
 ) -> None:
@@ -223,7 +194,8 @@ def faults(
         from jaxtwin.parity.selftest.kill_table import run as kill
 
         with working() as progress:
-            how = {"controls": controls, "pairs": pairs, "workers": workers}
+            how: dict[str, Any] = {"controls": controls, "pairs": pairs, "workers": workers}
+            how |= {"model": model}
             table = kill(names=names or (), **how, progress=progress)
         if save:
             write_file(save, json.dumps(table, indent=1))
@@ -251,6 +223,9 @@ def generate(
     top_k: options.TopK = None,
     stop: options.Stop = True,
     dtype: options.GenerateDtype = options.Dtype.float32,
+    names: options.Names = None,
+    spec: options.SpecOption = None,
+    ignore: options.Ignore = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
@@ -266,7 +241,17 @@ def generate(
         if top_k is not None and temperature == 0:
             raise BadInput("--top-k has no effect at --temperature 0; give a temperature above 0")
         wanted = Continuation(
-            prompt, ids, tokens, temperature, top_k, stop, dtype=dtype.value, seed=seed
+            prompt,
+            ids,
+            tokens,
+            temperature,
+            top_k,
+            stop,
+            dtype.value,
+            seed,
+            names,
+            spec,
+            ignore or (),
         )
         with working() as progress:
             answer = continuation(src, wanted, progress)
@@ -274,18 +259,40 @@ def generate(
 
 
 @app.command(epilog=example("inspect smollm2-135m", "inspect reference-100m --json"))
-def inspect(src: options.Src, seed: options.Seed = 0, as_json: options.Json = False) -> None:
+def inspect(
+    src: options.Src,
+    names: options.Names = None,
+    spec: options.SpecOption = None,
+    ignore: options.Ignore = None,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
     """What is in SRC: spec, parameters, bytes. Reads headers only."""
     with answering(as_json):
         from jaxtwin.cli.model_facts import inspected
         from jaxtwin.parity.checkpoints.source import open_source
-        from jaxtwin.parity.report.console import show_facts
+        from jaxtwin.parity.report.console import show_model
 
-        facts = inspected(open_source(src, seed=seed))
+        source = open_source(src, seed=seed, names=names, spec=spec, ignore=ignore or ())
+        facts = inspected(source)
         if as_json:
             print(json.dumps(facts))
         else:
-            show_facts(facts)
+            show_model(facts, source.spec)
+
+
+@app.command(epilog=example("presets", "presets --json"))
+def presets(as_json: options.Json = False) -> None:
+    """The models that are known by name: their sizes, and which tokenizer and weights there are."""
+    with answering(as_json):
+        from jaxtwin.cli.model_facts import known_presets
+        from jaxtwin.parity.report.console import show_presets
+
+        found = known_presets()
+        if as_json:
+            print(json.dumps(found))
+        else:
+            show_presets(found)
 
 
 @app.command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,13 +23,18 @@ class Continuation:
     stop: bool = True  # at the model's end tokens
     dtype: str = "float32"
     seed: int = 0
+    names: str | None = None  # of a state dict under a person's own names
+    spec: str | None = None
+    ignore: Sequence[str] = ()  # unknown keys of a config.json
 
 
 def continuation(src: str, wanted: Continuation, progress: Callable[[str], None]) -> dict[str, Any]:
     """The prompt continued by the JAX model, as text where the source has a tokenizer."""
     ids = numbers(wanted.ids or "") if wanted.prompt is None else []
     progress(f"reading {src}")
-    source = open_source(src, seed=wanted.seed)
+    source = open_source(
+        src, seed=wanted.seed, names=wanted.names, spec=wanted.spec, ignore=wanted.ignore
+    )
     for note in source.notes:
         progress(f"note: {note}")
     tokenizer = source.tokenizer()
@@ -55,7 +60,7 @@ def _encoded(
     ids: list[int] = tokenizer.encode(prompt).ids
     bos = source.ids.get("bos_token_id")
     if bos is not None and ids[:2] == [bos, bos]:  # the prompt has it, and so the tokenizer
-        progress("note: the prompt begins with the first token itself; it is given once")
+        progress("note: the prompt already starts with the BOS token; a second one is not added")
         return ids[1:]
     return ids
 
@@ -111,6 +116,25 @@ def numbers(text: str) -> list[int]:
         raise BadInput(
             f"--ids takes whole numbers with commas between them, got {text!r}"
         ) from None
+
+
+def known_presets() -> list[dict[str, Any]]:
+    """Every preset with its sizes; the JSON of `presets`."""
+    from jaxtwin.configs import PRESETS
+    from jaxtwin.parity.checkpoints.packages import PACKAGES
+
+    return [
+        {
+            "name": name,
+            "parameters": budget.parameters(spec).total,
+            "layers": len(spec.layers),
+            "d": spec.d,
+            "vocab": spec.vocab,
+            "max_len": spec.max_len,
+            "install": PACKAGES[name].install if name in PACKAGES else None,
+        }
+        for name, spec in PRESETS.items()
+    ]
 
 
 def inspected(source: Source) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+State = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A state dict: .pt, .pth, .bin or .safetensors.")
+]
 Src = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
 Save = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -37,6 +40,45 @@ Seed = Annotated[
     ),
 ]
 LayoutOption = Annotated[Layout, typer.Option(help="Layers stacked, or one by one.")]
+
+Names = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="What your own state dict's tensors are: .toml or .py."),
+]
+SpecOption = Annotated[
+    str | None,
+    typer.Option("--spec", metavar="SPEC", help="A preset or FILE.py:NAME; goes with --names."),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="A key of config.json that changes nothing; may be repeated."),
+]
+Module = Annotated[
+    str | None,
+    typer.Option(metavar="FILE.py:NAME", help="Your own torch module: JAX must be that too."),
+]
+
+# names
+Like = Annotated[
+    str, typer.Option(metavar="SPEC", help="What the model is: a preset or FILE.py:NAME.")
+]
+NamesOut = Annotated[
+    Path | None, typer.Option(help="Write the names to a new file, my_names.toml.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import jaxtwin
+
+        print(f"jaxtwin {jaxtwin.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop."),
+]
 
 # convert
 Dst = Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")]
@@ -53,7 +95,7 @@ Export = Annotated[
     bool, typer.Option(help="Export a Hugging Face folder again, for transformers to compare.")
 ]
 Against = Annotated[
-    str | None, typer.Option(metavar="SRC", help="Build the JAX side from this instead.")
+    str | None, typer.Option(metavar="SRC", help="Load the JAX model from this instead of SRC.")
 ]
 Probes = Annotated[
     bool, typer.Option("--probes", help="Judge every part alone too, in every dtype.")
@@ -73,10 +115,14 @@ CheckRun = Annotated[
 ]
 
 # faults
-Faults = Annotated[list[str] | None, typer.Argument(help="These alone; all by default.")]
-Controls = Annotated[int, typer.Option(min=0, help="Random models that must pass.")]
-Pairs = Annotated[int, typer.Option(min=0, help="Random pairs in different layers.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+Faults = Annotated[list[str] | None, typer.Argument(help="Faults to make; all by default.")]
+Controls = Annotated[int, typer.Option(min=0, help="Random fault-free models, which must pass.")]
+Pairs = Annotated[int, typer.Option(min=0, help="Random models with two faults, in two layers.")]
+FaultsIn = Annotated[
+    str | None,
+    typer.Option("--in", metavar="SPEC", help="Make them in this model: a preset or FILE.py:NAME."),
+]
+Workers = Annotated[int, typer.Option(min=1, help="Worker processes.")]
 
 # generate
 Prompt = Annotated[str | None, typer.Option(help="Text to continue.")]
@@ -84,7 +130,7 @@ Ids = Annotated[str | None, typer.Option(help="Token ids to continue, by commas.
 NewTokens = Annotated[int, typer.Option(help="How many tokens to add at most.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the k likeliest.")]
-Stop = Annotated[bool, typer.Option(help="Stop at the model's end tokens.")]
+Stop = Annotated[bool, typer.Option(help="Stop at the model's EOS tokens.")]
 GenerateDtype = Annotated[Dtype, typer.Option(help="Dtype of the computation.")]
 
 # train, demo

@@ -96,6 +96,9 @@ class Training:
     """
 
     model: str  # a preset's name, a folder, a file: whatever the front door reads
+    names: str | None = None  # of a state dict under a person's own names: a .toml or .py file
+    spec: str | None = None  # of that state dict, where the names' file has none
+    ignore: tuple[str, ...] = ()  # keys of a config.json that are not known and change nothing
     folder: str  # checkpoints; a run that finds a complete step here resumes from it
     steps: Size
     batch: Size

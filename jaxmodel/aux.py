@@ -1,4 +1,4 @@
-"""What a layer says beside its output: losses to train with, and statistics to look at."""
+"""What a layer returns besides its output: losses to train with, and statistics to look at."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def write(
 
     All work happens in a hidden sibling that is renamed at the end: a killed write leaves no folder
     that reads as complete. The arrays are held once and not copied. BadInput when the folder exists
-    and is not empty, when a carried name is not a plain file name, or when the arrays are not the
+    and is not empty, when a carried name is not a plain one, or when the arrays are not the
     spec's.
     """
     arrays = dict(arrays)
@@ -243,8 +243,10 @@ def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
 
 def carried(folder: str | os.PathLike[str]) -> dict[str, bytes]:
     """The small files that travel with the model, by name."""
-    files = sorted(p for p in Path(folder).iterdir() if p.is_file() and p.name != HEADER)
-    return {p.name: p.read_bytes() for p in files}
+    root = Path(folder)
+    inner = [p for p in root.iterdir() if p.is_dir() and not p.name.isdigit() and p.name[0] != "."]
+    files = [p for at in (root, *inner) for p in at.iterdir() if p.is_file() and p.name != HEADER]
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(files)}
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
@@ -353,12 +355,17 @@ def _appearing(folder: Path) -> Iterator[Path]:
 
 def _refuse_names(carry: Iterable[str]) -> None:
     for name in carry:
-        if Path(name).name != name or name in ("", ".", "..", HEADER) or name.isdigit():
-            raise BadInput(f"{name!r} cannot be carried along: it must be a plain file name")
+        folder, _, file = name.rpartition("/")
+        plain = all(Path(p).name == p and p not in ("", ".", "..") for p in name.split("/"))
+        if not plain or "/" in folder or name == HEADER or name.split("/")[0].isdigit() or not file:
+            raise BadInput(
+                f"{name!r} cannot be carried along: it must be a plain file name, or in a folder"
+            )
 
 
 def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
     for name, content in carry.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     data = {"format": FORMAT, "spec": to_json(spec), "layout": layout}
     (folder / HEADER).write_text(json.dumps(data, indent=1) + "\n")

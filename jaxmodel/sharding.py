@@ -1,4 +1,4 @@
-"""How parameters and activations are cut over a mesh: one table from letters to mesh axes.
+"""How parameters and activations are sharded over a mesh: one table from letters to mesh axes.
 
 Both of the table's columns are about the same letters. A parameter's model width is cut by fsdp; an
 activation has its rows cut by data and fsdp already, so its width stays whole.
@@ -72,13 +72,13 @@ def partition(
         for axis in axes:
             if axis in cut_by:
                 raise ValueError(
-                    f"{letters!r}: {cut_by[axis]} and {name} would both be cut by {axis}"
+                    f"{letters!r}: {cut_by[axis]} and {name} would both be sharded over {axis}"
                 )
             cut_by[axis] = name
         ways = math.prod(mesh.shape[axis] for axis in axes)
         if size % ways and not RULES[name].replicate_if_indivisible:
             raise BadInput(
-                f"{LEGEND[name]} {name}={size} does not divide by {_product(axes, mesh)}"
+                f"{LEGEND[name]} {name}={size} is not divisible by {_product(axes, mesh)}"
             )
         if size % ways:
             replicated.append(name)
@@ -106,9 +106,9 @@ def parameters(
         for name in replicated:
             size = shapes[path][names.split().index(name)]
             ways = _product(RULES[name].parameter, mesh)
-            notes[f"{size} {LEGEND[name]} do not divide by {ways}: each device holds them all"] = (
-                None
-            )
+            notes[
+                f"{size} {LEGEND[name]} are not divisible by {ways}: replicated on every device"
+            ] = None
     if problems:
         raise BadInput("the mesh does not fit the model:\n" + "\n".join(problems))
     return out, list(notes)

@@ -1,7 +1,8 @@
-"""Are two models the same? Nine rooms, each of which may import those above it and none below.
+"""Are two models the same? Ten rooms, lowest first: each may import those before it.
 
 table         rows between names, and the axis moves of each: the one description of a conversion
 report        what a comparison found, in numbers, words and pages
+naming        a person's own names for a decoder's tensors
 checkpoints   files in and out, one module a format; published namings (dialects)
 sides         one run of torch, JAX or transformers on one input, seen through probes
 compare       tolerances and budgets; what the two sides were given; error curves

@@ -1,7 +1,7 @@
 """Is it the same model? Logits, losses and every gradient: float64 first, then measured budgets.
 
 In float64 both mirrors must agree to rounding (tolerances.py): a gap there is a bug. In a working
-dtype nobody sets a tolerance: torch's own error sets it (budgets.py).
+dtype torch's own error sets the budget (budgets.py).
 """
 
 from __future__ import annotations
@@ -259,8 +259,7 @@ def _generated(
 
     from jaxtwin import jaxmodel, torchref
 
-    prompt, tokens, eos = case["prompt"], case["ids"], case["eos"]
-    new = spec.max_len if name == "greedy_to_context" else tokens.shape[1] - prompt.shape[1]
+    prompt, tokens, eos, new = case["prompt"], case["ids"], case["eos"], case["new"]
     generated = {
         "torch": torchref.generate(mirror, torch.from_numpy(prompt), new, eos=eos).numpy(),
         "JAX": jaxmodel.generate(model, prompt, new, eos=eos),

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxtwin.configs import Model
-from jaxtwin.parity.check import decoder_check
+from jaxtwin.configs import BadInput, Model
+from jaxtwin.parity.check import decoder_check, own_module_check
 from jaxtwin.parity.checkpoints.dialects.hf import is_float8
-from jaxtwin.parity.checkpoints.source import Source, open_source
+from jaxtwin.parity.checkpoints.opened import Source
+from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.diagnose import replay
+from jaxtwin.parity.naming.names import Names, read
 from jaxtwin.parity.report.results import Report
+from jaxtwin.parity.sides import own_module
 from jaxtwin.parity.sides.inputs import check_inputs
+from jaxtwin.parity.sides.own_module import OwnModule
 from jaxtwin.parity.sides.witness import find as find_witness
 from jaxtwin.parity.sides.witness import refuses
 from jaxtwin.parity.table.tensors import Tensor, Tensors
@@ -26,8 +30,10 @@ def check(
     *,
     witness: bool = True,
     export: bool = False,
-    against: str | Source | None = None,
+    against: str | os.PathLike[str] | Source | None = None,
     training: training_check.Plan | None = None,
+    names: Names | None = None,
+    module: Any = None,
     **changes: Any,
 ) -> Report:
     """Is the JAX model the PyTorch model? `src` is whatever the front door reads.
@@ -37,11 +43,15 @@ def check(
     takes part in float32 where it has the model. With `export` a Hugging Face folder is exported
     again, and transformers must take the one for the other (reexport.py). With `training` both
     sides are also trained on the same batches, where all the rest holds (training_check.py).
+    `module` is a person's own (own_module.found), which JAX must be too, and `names` those of its
+    tensors, where the source is no state dict that was opened with them.
     BadInput if the source cannot be read, or if something is at the folder `replay` already.
     """
     options = _options(changes)
     source = _opened(src, options)
+    user_module = _own(source, names, module)
     tokenizer = source.tokenizer()
+    encode = None if tokenizer is None else lambda text: tokenizer.encode(text).ids
     run, note = find_witness(source) if witness else (None, "no third witness: turned off")
     tensors = _read(source)
     other, jax_side = None, None
@@ -52,13 +62,21 @@ def check(
         source.spec,
         tensors,
         options,
-        encode=None if tokenizer is None else lambda text: tokenizer.encode(text).ids,
+        encode=encode,
         golden=source.golden,
         witness=run,
         against=jax_side,
     )
     if export:
         _exported(report, source, options)
+    if user_module is not None:
+        inputs = check_inputs(source.spec, options.tokens, options.seed, encode)
+        own_module_check.add(report, user_module, tensors, inputs, options)
+    elif source.naming is not None:
+        report.notes.append(
+            "only the reading of the spec was proven: a state dict has no forward; give your own "
+            "module too (--module my_model.py:GPT)"
+        )
     if training:
         _trained(report, source.spec, tensors, jax_side, training, options)
     written = replay.notes(options.replay, report) if options.replay else []
@@ -78,9 +96,19 @@ def _options(changes: dict[str, Any]) -> CheckOptions:
     return options
 
 
-def _opened(src: str | Source, options: CheckOptions) -> Source:
-    options.progress(f"reading {src if isinstance(src, str) else src.name}")
-    return src if isinstance(src, Source) else open_source(src, seed=options.seed)
+def _opened(src: str | os.PathLike[str] | Source, options: CheckOptions) -> Source:
+    if isinstance(src, Source):
+        return src
+    options.progress(f"reading {os.fspath(src)}")
+    return open_source(src, seed=options.seed)
+
+
+def _own(source: Source, names: Names | None, module: Any) -> OwnModule | None:
+    if module is None:
+        return None
+    if source.naming is None and names is None:
+        raise BadInput("a module of your own needs --names too: which of its tensors is which")
+    return own_module.found(module, source.spec, source.naming or read(names or {}))
 
 
 def _read(source: Source) -> Tensors:
@@ -115,7 +143,7 @@ def _trained(
 
 def _exported(report: Report, source: Source, options: CheckOptions) -> None:
     """Adds the checks of the export, or a note of why there are none."""
-    if source.kind != "hf":
+    if source.kind != "hf" or source.path is None:
         return
     try:
         import transformers  # noqa: F401

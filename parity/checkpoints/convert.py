@@ -19,12 +19,14 @@ import numpy as np
 
 from jaxtwin.configs import BadInput
 from jaxtwin.configs.spec import to_json
-from jaxtwin.parity.checkpoints import writers
+from jaxtwin.parity.checkpoints import state_dict, writers
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, family_of, to_hf
-from jaxtwin.parity.checkpoints.source import IDS, Source, open_source
+from jaxtwin.parity.checkpoints.opened import IDS, Source
+from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.checkpoints.writers import nbytes, raw
+from jaxtwin.parity.naming.names import Names, Naming, read
 from jaxtwin.parity.table import axis_ops, decoder_table
-from jaxtwin.parity.table.row import Move
+from jaxtwin.parity.table.row import Move, Row
 from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward, moves
 
 Progress = Callable[[str], None]
@@ -40,9 +42,13 @@ def convert(
     seed: int = 0,
     shard: int = writers.SHARD,
     sha256: bool = False,
+    names: Names | None = None,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
+
+    `names` are a person's own (parity/naming/names.py), that a .pt is written under where SRC is no
+    state dict that was opened with them.
 
     Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and where
     `sha256` is asked for (a third of the work) that of every tensor under torchref's name; with
@@ -58,24 +64,14 @@ def convert(
         raise BadInput(f"unknown target {to!r}; known: {', '.join(TARGETS)}")
     dst = Path(dst)
     writers.refuse_taken(dst)
-    source = src if isinstance(src, Source) else open_source(src, seed=seed)
+    source = src if isinstance(src, Source) else open_source(src, seed=seed, names=names)
     progress("proving that every tensor has its place")
-    plan = TARGETS[to](source, dst, layout, shard)
-    report = {
-        "source": {
-            "name": source.name,
-            "kind": source.kind,
-            "path": str(source.path) if source.path else None,
-            "dialect": source.dialect,
-        },
-        "target": {"path": str(dst), "to": to} | ({"layout": layout} if to == "jax" else {}),
-        "spec": to_json(source.spec),
-        "tensors": len(source.tensors),
-        "bytes": sum(map(nbytes, source.tensors.values())),
-        "dtype": str(source.dtype),
-        "dry_run": dry_run,
-        "notes": [*source.notes, *plan.notes],
-    }
+    if names is None or source.naming is not None:
+        plan = TARGETS[to](source, dst, layout, shard)
+    else:
+        plan = to_state_dict(source, dst, to, read(names))
+    target = {"path": str(dst), "to": to} | ({"layout": layout} if to == "jax" else {})
+    report = {**described(source, plan), "target": target, "dry_run": dry_run}
     if dry_run:
         return {**report, "plan": planned(source, plan)}
     seen: dict[str, str] = {}
@@ -89,6 +85,23 @@ def convert(
 
         plan.write(_watched(source, hashed if sha256 else None, progress), carried(source))
     return {**report, "sha256": {name: seen[name] for name in source.tensors}} if sha256 else report
+
+
+def described(source: Source, plan: Plan) -> dict[str, Any]:
+    """What is converted, JSON-able."""
+    return {
+        "source": {
+            "name": source.name,
+            "kind": source.kind,
+            "path": str(source.path) if source.path else None,
+            "dialect": source.dialect,
+        },
+        "spec": to_json(source.spec),
+        "tensors": len(source.tensors),
+        "bytes": sum(map(nbytes, source.tensors.values())),
+        "dtype": str(source.dtype),
+        "notes": [*source.notes, *plan.notes],
+    }
 
 
 def hashes(tensors: Tensors) -> dict[str, str]:
@@ -147,10 +160,15 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         files = {name: data for name, data in carry.items() if name not in (IDS, HF_CONFIG)}
         writers.write_hf(dst, config, backward(rows, tensors, source.name), files, shard=shard)
 
+    return Plan(_of_published(rows), write, tuple(notes))
+
+
+def _of_published(rows: Sequence[Row]) -> list[Step]:
+    """The steps to published names, some of which may hold several tensors of ours."""
     parts: dict[str, list[Move]] = {}
     for move in moves(rows):
         parts.setdefault(move.src[0], []).append(move)
-    steps = [
+    return [
         Step(
             name,
             group[0].src_shape,
@@ -159,16 +177,20 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         )
         for name, group in parts.items()
     ]
-    return Plan(steps, write, tuple(notes))
 
 
-def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+def refuse_other_suffix(dst: Path) -> None:
+    """BadInput for what is no name of a torch file, or where torch is not there to write it."""
     if dst.suffix not in (".pt", ".pth"):
         raise BadInput(f"a torch checkpoint is one file: name it {dst}.pt")
     try:
         import torch  # noqa: F401
     except ImportError:
         raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'") from None
+
+
+def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    refuse_other_suffix(dst)
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
         writers.write_pt(dst, source.spec, tensors, carry)
@@ -179,6 +201,25 @@ def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
         for name in move.src
     ]
     return Plan(unmoved, write)
+
+
+def to_state_dict(source: Source, dst: Path, to: str, naming: Naming) -> Plan:
+    """A plain state dict in a .pt, under a person's own names."""
+    if to != "torch":
+        raise BadInput(
+            f"{naming.where} is for a state dict of your own; {source.name} is none, and --to {to} "
+            "writes none (--to torch does)"
+        )
+    refuse_other_suffix(dst)
+    rows = naming.rows(source.spec)
+    _comes_back(forward(rows, backward(rows, source.tensors, source.name), source.name), source)
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        named = state_dict.released(tensors, source.spec, naming, source.name)
+        writers.write_state_dict(dst, named)
+
+    notes = (f"a plain state dict under the names of {naming.where}: no tokenizer goes along",)
+    return Plan(_of_published(rows), write, notes)
 
 
 TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {

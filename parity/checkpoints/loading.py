@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxtwin.configs import BadInput
+from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.errors import nearest
+from jaxtwin.parity.checkpoints import state_dict
 from jaxtwin.parity.checkpoints.convert import jax_tensors
 from jaxtwin.parity.checkpoints.files import FLOATS
-from jaxtwin.parity.checkpoints.source import Source
+from jaxtwin.parity.checkpoints.opened import Source
+from jaxtwin.parity.naming.names import Names, read, spec_named
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.tensors import Tensor, backward, moves
 
@@ -69,6 +71,25 @@ def source_of(model: Decoder, like: Source | None = None) -> Source:
     source = like or Source("the model", "jax", model.spec, {}, {}, {})
     origins = {name: move.dst for move in moves(rows) for name in move.src}
     return replace(source, tensors=tensors, published=arrays, origins=origins)
+
+
+def adopted(state: Mapping[str, Any], spec: Model | str, names: Names, notes: list[str]) -> Source:
+    """A state dict in memory, under a person's own names, as a source."""
+    naming = read(names)
+    model_spec = spec_named(spec) if isinstance(spec, str) else spec
+    where = "the state dict"
+    tensors, published = state_dict.mapped(state, model_spec, naming, where, notes)
+    origins = {row.dst: row.src for row in naming.rows(model_spec)}
+    return Source(
+        where, "state dict", model_spec, tensors, published, origins, naming.where, naming=naming
+    )
+
+
+def released(model: Decoder, names: Names) -> dict[str, np.ndarray]:
+    """A jaxmodel's parameters under a person's own names, in their layout."""
+    source = source_of(model)
+    out = state_dict.released(source.tensors, model.spec, read(names), "the model")
+    return {name: tensor.read() for name, tensor in out.items()}
 
 
 Place = Callable[[str, Tensor], "jax.Array"]

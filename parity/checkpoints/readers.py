@@ -93,14 +93,17 @@ def pt_file(path: Path) -> tuple[Model, dict[str, Tensor], dict[str, bytes]]:
     data = files.torch_load(path)
     if not isinstance(data, dict) or "spec" not in data or "state" not in data:
         raise BadInput(
-            f"{path} does not say what model its tensors are of. A .pt of ours holds format, spec "
-            "and state; other weights go in a folder, as pytorch_model.bin beside their config.json"
+            f"{path} does not say what model its tensors are of. For a state dict of your own say "
+            "which tensor is which, --names my_names.toml (docs/own-names.md; `jaxtwin names` "
+            "proposes it); a published model's weights go in a folder, as pytorch_model.bin beside "
+            "their config.json"
         )
     if type(data.get("format")) is not int or data["format"] != 1:
         raise BadInput(f"{path}: format {data.get('format')!r} is not known; this version reads 1")
     if odd := sorted(map(str, data.keys() - {"format", "spec", "state", "files"})):
         raise BadInput(f"{path} holds what nothing would read: {', '.join(odd)}")
     tensors = files.torch_tensors(data["state"], path)
+    files.refuse_integers(tensors, str(path))
     try:
         json.dumps(data["spec"])
     except (TypeError, ValueError, RecursionError) as error:
@@ -206,10 +209,18 @@ def golden_records(records: Mapping[str, Tensor], spec: Model, where: str) -> di
         key = f"generate/{name}"
         shape = (len(ids), spec.max_len if new is None else min(PROMPT + new, spec.max_len))
         tokens = integers(key, 2)
-        need(tokens.shape == shape, key, f"{shape}, the prompt included")
+        short = has_eos is not None and PROMPT < tokens.shape[1] < shape[1]
+        ended = short and bool((tokens[:, PROMPT:] == eos).any(axis=1).all())
+        fits = tokens.shape[0] == shape[0] and (tokens.shape[1] == shape[1] or ended)
+        need(fits, key, f"{shape}, the prompt included, or as long as it took every row to end")
         same = np.array_equal(tokens[:, :PROMPT], ids[:, :PROMPT])
         need(same, key, f"a continuation of the first {PROMPT} ids")
-        generate[name] = {"prompt": ids[:, :PROMPT], "ids": tokens, "eos": eos if has_eos else None}
+        generate[name] = {
+            "prompt": ids[:, :PROMPT],
+            "ids": tokens,
+            "new": spec.max_len if new is None else new,
+            "eos": eos if has_eos else None,
+        }
     loss = float(records["loss"].read())
     return {"ids": ids, "logits": logits.read(), "loss": loss, "generate": generate}
 

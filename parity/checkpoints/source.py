@@ -8,18 +8,19 @@ tensors are those of its spec before any value is read.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxtwin.configs import PRESETS, BadInput, Model, nearest, preset
 from jaxtwin.configs.presets import NOT_YET
 from jaxtwin.configs.shrink import shrunk
+from jaxtwin.configs.user_code import is_reference
 from jaxtwin.parity.checkpoints import (
     dialects,
     files,
@@ -27,98 +28,47 @@ from jaxtwin.parity.checkpoints import (
     packages,
     readers,
     redundant,
+    state_dict,
     token_ids,
     tokenizer,
 )
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config
+from jaxtwin.parity.checkpoints.dialects.hf import is_tied, text_part, text_tensors
+from jaxtwin.parity.checkpoints.opened import IDS, Source, beside, content
 from jaxtwin.parity.checkpoints.packages import PACKAGES
+from jaxtwin.parity.naming.names import Names, Naming, spec_named
+from jaxtwin.parity.naming.names import read as read_names
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor, backward, forward, moves, prove, src_shapes
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
-IDS = "token_ids.json"  # the bos, eos and pad ids of a config.json, among the carried files
-SHORT = {np.dtype(np.float16), files.FLOATS["BF16"]}
-CARRIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    token_ids.GENERATION,
-    HF_CONFIG,
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-    "NOTICE",
-)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model, opened: its spec, its tensors under torchref's names (not yet read), and the rest.
-
-    `published` are the same tensors as the file names them and `dialect` says how; "torchref" for
-    files of ours. `carry` are the files that travel with the weights, as bytes or as paths.
-    """
-
-    name: str
-    kind: str  # preset | hf | meta | gguf | torch | jax | golden
-    spec: Model
-    tensors: Mapping[str, Tensor]
-    published: Mapping[str, Tensor]
-    origins: Mapping[str, str]  # torchref's name -> the published one it comes from
-    dialect: str = "torchref"
-    path: Path | None = None
-    ids: Mapping[str, Any] = field(default_factory=dict)  # bos, eos, pad, as config.json has them
-    eos: tuple[int, ...] = ()  # every id that ends a text
-    notes: tuple[str, ...] = ()
-    golden: dict[str, Any] | None = None  # a golden file's recorded results
-    carrying: Callable[[], Mapping[str, Path | bytes]] = dict
-
-    @functools.cached_property
-    def carry(self) -> Mapping[str, Path | bytes]:
-        return self.carrying()
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the tensors; of a mixture, the narrowest that holds every value."""
-        held = {tensor.dtype for tensor in self.tensors.values()}
-        if held >= SHORT:  # each holds what the other cannot; NumPy knows no common one
-            held = {*held - SHORT, np.dtype(np.float32)}
-        return np.dtype(np.result_type(*held))
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        """The config.json that the model came with, from wherever it came."""
-        data = self.carry.get(HF_CONFIG)
-        return None if data is None else files.parsed(_bytes(data), f"{HF_CONFIG} of {self.name}")
-
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, or None where there is none; BadInput if it cannot be built."""
-        if (data := self.carry.get("tokenizer.json")) is None:
-            return None
-        return tokenizer.from_json(_bytes(data), f"tokenizer.json of {self.name}")
-
-
-def open_source(src: str | os.PathLike[str], *, seed: int = 0) -> Source:
+def open_source(
+    src: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    names: Names | None = None,
+    spec: Model | str | None = None,
+    ignore: Sequence[str] = (),
+) -> Source:
     """The model that SRC names. `seed` is for the random weights of a preset.
 
+    A file of tensors under a person's own names (a state dict) needs `names` that say which is
+    which (parity/naming/names.py), and the `spec` where those do not give it. `ignore` are keys of
+    a config.json that are not known here and, so the user says, change nothing that is computed.
     BadInput on an unknown name (with the nearest), on a file that is damaged, incomplete or not
     supported, and on tensors that are not the spec's.
     """
     name = os.fspath(src)
+    naming = None if names is None else read_names(names)  # it may register parts, so it is first
+    if naming is not None and Path(name).suffix in state_dict.SUFFIXES:
+        return _own_names(Path(name), naming, spec)
+    if spec is not None and names is None:
+        raise BadInput(f"{name} says itself what model it is; a spec goes with --names")
     if name.startswith(("random:", "tiny:")) or (name in PRESETS and name not in PACKAGES):
-        return _opened(name, seed)
+        return _opened(name, seed, ignore)
     try:
-        return _opened(name, seed)
+        return _opened(name, seed, ignore)
     except (BadInput, ImportError, AssertionError):
         raise
     except Exception as error:  # an odd file can make any library stumble
@@ -133,11 +83,13 @@ def _models_in(folder: Path) -> list[str]:
         return []
 
 
-def _opened(name: str, seed: int) -> Source:
+def _opened(name: str, seed: int, ignore: Sequence[str]) -> Source:
     if name.startswith("random:"):
-        return _preset(name, preset(name.removeprefix("random:")), seed)
+        return _preset(name, spec_named(name.removeprefix("random:")), seed)
     if name.startswith("tiny:"):
-        return _preset(name, shrunk(preset(name.removeprefix("tiny:"))), seed)
+        return _preset(name, shrunk(spec_named(name.removeprefix("tiny:"))), seed)
+    if is_reference(name):
+        return _preset(name, spec_named(name), seed)
     taken = name in PACKAGES or name in PRESETS
     hint = f"a file {name!r} exists too and is not read; write ./{name} for it"
     notes = (hint,) if taken and Path(name).exists() else ()
@@ -150,11 +102,17 @@ def _opened(name: str, seed: int) -> Source:
         if (path / "jaxtwin.json").exists():
             return _jax(path)
         if (path / "config.json").exists():
-            return _hf(path)
+            return _hf(path, ignore)
         if (path / "params.json").exists():
             return _meta(path)
+        if (path / "adapter_config.json").exists():
+            raise BadInput(
+                f"{path} is an adapter (LoRA or the like), and no whole model: merge it into its "
+                "base model first (PEFT: model.merge_and_unload())"
+            )
         raise BadInput(
-            f"{path} holds no config.json (Hugging Face), params.json (Meta) or jaxtwin.json (ours)"
+            f"{path} holds no config.json (Hugging Face), params.json (Meta, Mistral) or "
+            "jaxtwin.json (ours)"
             + "".join(f"; give the file itself: {p}" for p in sorted(path.glob("*.gguf"))[:1])
         )
     if not path.exists():
@@ -173,6 +131,36 @@ def _opened(name: str, seed: int) -> Source:
     raise BadInput(
         f"{path} is not a supported model file ({', '.join(FILES)}); "
         "of a Hugging Face model give the folder"
+    )
+
+
+def _own_names(path: Path, naming: Naming, spec: Model | str | None) -> Source:
+    """A state dict as somebody's own code saved it."""
+    notes: list[str] = []
+    if isinstance(spec, str):
+        spec = spec_named(spec)
+    spec = spec or naming.spec
+    if spec is None:
+        raise BadInput(
+            f"{naming.where} names the tensors of {path}, and nothing says what model they are of: "
+            'add spec = "my_specs.py:mine" to it, or give --spec'
+        )
+    if not path.exists():
+        raise BadInput(f"there is no file {str(path)!r}")
+    tensors, published = state_dict.mapped(
+        state_dict.opened(path, notes), spec, naming, str(path), notes
+    )
+    return Source(
+        name=str(path),
+        kind="state dict",
+        spec=spec,
+        tensors=tensors,
+        published=published,
+        origins=_origins(naming.rows(spec)),
+        dialect=naming.where,
+        path=path,
+        notes=_mixed(tensors, notes),
+        naming=naming,
     )
 
 
@@ -197,14 +185,18 @@ def _preset(name: str, spec: Model, seed: int, notes: tuple[str, ...] = ()) -> S
     return Source(name, "preset", spec, tensors, tensors, {n: n for n in tensors}, notes=all_notes)
 
 
-def _hf(folder: Path) -> Source:
+def _hf(folder: Path, ignore: Sequence[str]) -> Source:
     where = folder / "config.json"
-    outer = files.read_json(where)
-    dialect, read = dialects.of_model_type(outer, str(where))
-    config, notes = decoder_config(outer, str(where))[0], list[str]()
-    spec = read(outer, str(where), notes)
+    outer, notes = files.read_json(where), list[str]()
     published, more = files.folder_tensors(folder)
     notes += more
+    text = text_part(outer, str(where))
+    if text is not None:
+        published = text_tensors(published, notes)
+        outer = text | {"tie_word_embeddings": is_tied(outer, published)}
+    dialect, read = dialects.of_model_type(outer, str(where))
+    config = decoder_config(outer, str(where))[0]
+    spec = read(outer, str(where), notes, ignore)
     published = float8.dequantized(published, outer, str(folder), notes)
     published = redundant.deduplicated(published, spec, dialect, str(folder), notes)
     tensors = forward(dialect.rows(spec), published, str(folder))
@@ -214,8 +206,8 @@ def _hf(folder: Path) -> Source:
         notes.append(
             f"{where} says {stated}, and the tensors are {' and '.join(stored)}, which are used"
         )
-    carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
-    carry[HF_CONFIG] = where
+    kept = where if text is None else json.dumps(outer).encode()
+    carry: dict[str, Path | bytes] = {**beside(folder, notes), HF_CONFIG: kept}
     ids = token_ids.from_config(config, spec, str(where), notes)
     return Source(
         name=str(folder),
@@ -225,7 +217,7 @@ def _hf(folder: Path) -> Source:
         published=published,
         origins=_origins(dialect.rows(spec)),
         dialect=dialect.name,
-        path=folder,
+        path=folder if text is None else None,
         ids=ids,
         eos=token_ids.eos_ids(ids, _generation(carry), spec, str(folder), notes),
         notes=_mixed(tensors, notes),
@@ -241,7 +233,7 @@ def _meta(folder: Path) -> Source:
     rows = dialects.META_LLAMA.rows(spec)
     published = redundant.deduplicated(held, spec, dialects.META_LLAMA, str(folder), notes)
     tensors = forward(rows, published, str(folder))
-    carry = {name: folder / name for name in CARRIED if (folder / name).is_file()}
+    carry = beside(folder, notes)
     return Source(
         name=str(folder),
         kind="meta",
@@ -321,9 +313,7 @@ def _ours(
         ids = token_ids.from_config(
             files.parsed(carry[IDS], f"{IDS} of {path}"), spec, f"{IDS} of {path}", all_notes
         )
-    if lost := sorted(carry.keys() - {IDS, *CARRIED}):
-        all_notes.append(f"files that are not known and do not travel along: {', '.join(lost[:8])}")
-    rest = {name: data for name, data in carry.items() if name in CARRIED}
+    rest = {name: data for name, data in carry.items() if name != IDS}
     return Source(
         name=str(path),
         kind=kind,
@@ -377,13 +367,9 @@ def _origins(rows: Sequence[Row]) -> dict[str, str]:
     return {move.dst: move.src[0] for move in moves(rows)}
 
 
-def _bytes(data: Path | bytes) -> bytes:
-    return data if isinstance(data, bytes) else data.read_bytes()
-
-
 def _generation(carry: Mapping[str, Path | bytes]) -> bytes | None:
     data = carry.get(token_ids.GENERATION)
-    return None if data is None else _bytes(data)
+    return None if data is None else content(data)
 
 
 def _mixed(tensors: Mapping[str, Tensor], notes: list[str]) -> tuple[str, ...]:

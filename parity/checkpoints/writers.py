@@ -74,6 +74,7 @@ def write_hf(
     with appearing(dst) as hidden:
         hidden.mkdir()
         for name, data in carry.items():
+            (hidden / name).parent.mkdir(exist_ok=True)
             (hidden / name).write_bytes(data)
         write_safetensors({hidden / file: names for file, names in groups.items()}, tensors)
         if len(groups) > 1:
@@ -172,6 +173,20 @@ def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes
     with appearing(dst) as hidden:
         try:
             torch.save(data, hidden)
+        except RuntimeError as error:  # where the disk is full, too
+            raise Unwritable(error) from error
+
+
+def write_state_dict(dst: Path, tensors: Tensors) -> None:
+    """A plain state dict, in the order given."""
+    import torch
+
+    from jaxtwin.parity.table import bridge
+
+    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    with appearing(dst) as hidden:
+        try:
+            torch.save(state, hidden)
         except RuntimeError as error:  # where the disk is full, too
             raise Unwritable(error) from error
 

@@ -31,22 +31,24 @@ def call(
     from flax import nnx
 
     if not isinstance(module, torch.nn.Module):
-        raise BadInput(f"torch_module is a torch.nn.Module, and got {_kind(module)}")
+        raise BadInput(f"torch_module must be a torch.nn.Module, got {_kind(module)}")
     if isinstance(side, nnx.Module):
         if params is not None:
             raise BadInput("params is for a JAX function: an NNX module has its own; leave it out")
     elif not callable(side):
-        raise BadInput(f"jax_side is an NNX module or a function f(params, *inputs), got {side!r}")
+        raise BadInput(
+            f"jax_side must be an NNX module or a function f(params, *inputs), got {side!r}"
+        )
     elif params is None:
         raise BadInput("a JAX function needs its parameters: params={path: array}")
     for name, rows in (("table", table), ("probes", probes)):
         if not _listed(rows) or not all(isinstance(row, Row) for row in rows):
-            raise BadInput(f"{name} is a list of parity.table.Row, and got {_kind(rows)}")
+            raise BadInput(f"{name} must be a list of jaxtwin.Row, got {_kind(rows)}")
     _inputs(inputs)
     if params is not None:
         _params(params)
     if not _listed(dtypes):
-        raise BadInput(f"dtypes is a list such as ['float64', 'float32'], and got {dtypes!r}")
+        raise BadInput(f"dtypes must be a list such as ['float64', 'float32'], got {dtypes!r}")
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise BadInput(f"dtypes has {dtype!r}; {nearest(str(dtype), DTYPES)}")
@@ -55,21 +57,21 @@ def call(
 def _inputs(inputs: Any) -> None:
     if not _listed(inputs):
         raise BadInput(
-            f"inputs is a list with one array for each argument, and got {_kind(inputs)}; "
+            f"inputs must be a list with one array for each argument, got {_kind(inputs)}; "
             "for a single one write inputs=[x]"
         )
     for i, x in enumerate(inputs):
         try:
             array = np.asarray(x)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise BadInput(f"inputs[{i}] cannot be made an array of numpy: {error}") from None
+            raise BadInput(f"inputs[{i}] cannot be made a NumPy array: {error}") from None
         if array.dtype.kind not in "biuf":
             raise BadInput(f"inputs[{i}] is {_kind(x)} of {array.dtype}, and no array of numbers")
 
 
 def _params(params: Any) -> None:
     if not isinstance(params, Mapping):
-        raise BadInput(f"params is a dict {{path: array}}, and got {_kind(params)}")
+        raise BadInput(f"params must be a dict {{path: array}}, got {_kind(params)}")
     for path, x in params.items():
         if not isinstance(path, str) or isinstance(x, Mapping):
             raise BadInput(

@@ -1,6 +1,6 @@
 """A working dtype: errors from the float64 result, against budgets that torch's own errors set.
 
-Nobody sets a tolerance. JAX may be off the float64 result by at most twice what torch, in the same
+No budget is set by hand. JAX may be off the float64 result by at most twice what torch, in the same
 dtype, is off it, plus what rounding that result costs. Where one draw of roundings leaves a doubt,
 more are drawn (see reordering.py).
 """

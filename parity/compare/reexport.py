@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxtwin.parity.checkpoints.convert import convert
-from jaxtwin.parity.checkpoints.source import Source
+from jaxtwin.parity.checkpoints.opened import Source
 from jaxtwin.parity.report.results import Check
 from jaxtwin.parity.sides import witness
 from jaxtwin.parity.sides.inputs import Inputs

@@ -1,8 +1,8 @@
 """A part that failed, by itself: its inputs, weights and expected output, and a script to run it.
 
-A forced run shows a part on the reference's own input. What it was given there is all that it takes
-to run it again, with nothing else of the model: `save` writes one folder for each part that is at
-fault, and the script in it calls jaxmodel's own code. It needs no torch.
+A patched run shows a part on the reference's own input. What it was given there is all that it
+takes to run it again, with nothing else of the model: `save` writes one folder for each part that
+is at fault, and the script in it calls jaxmodel's own code. It needs no torch.
 """
 
 from __future__ import annotations
@@ -214,11 +214,11 @@ def save(
     reference_run: Trace,
     report: Report,
 ) -> None:
-    """A folder for the first divergence and one for each further suspect, below a new folder.
+    """A folder for the first divergence and one for each further one, below a new folder.
 
-    `spec` and `weights` (in torch's names and layout) are the JAX side's, `truth` the reference's
-    run on `given`. Nothing is written where no part is at fault alone. BadInput where something is
-    there already.
+    `spec` and `weights` (in torch's names and layout) are the JAX side's, `reference_run` is the
+    reference's on `inputs`. Nothing is written where no part is at fault alone. BadInput where
+    something is there already.
     """
     found = [
         (p, r) for p in failure_details.chosen(report) if (r := recipe(spec, p.probe, p.direction))

@@ -28,7 +28,7 @@ from jaxtwin.parity.sides.probes import Place
 from jaxtwin.parity.sides.runs import Reference, Subject
 from jaxtwin.parity.table import bridge
 
-MOST = 12  # suspects in one diagnosis; more is another model
+MOST = 12  # divergences in one diagnosis; more is another model
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Diagnosis:
         return not self.preflight and not self.divergences and self.error <= 1
 
 
-OnTraces = Callable[[Diagnosis, Trace, Trace, Trace], None]  # the reference, free, and forced by it
+OnTraces = Callable[[Diagnosis, Trace, Trace, Trace], None]  # reference, end to end, patched
 
 
 def diagnose(reference: Reference, subject: Subject, seen: OnTraces | None = None) -> Diagnosis:
@@ -150,7 +150,7 @@ class Runs(Protocol):
 
 
 class Search:
-    """Functions that differ, one after another, between a forced run and the reference's own."""
+    """Functions that differ, one after another, between a patched run and the reference's own."""
 
     def __init__(self, reference: Runs, base: Trace, patched: Trace):
         self.reference, self.base, self.patched = reference, base, patched
@@ -159,7 +159,7 @@ class Search:
         self.unknown: set[tuple[str, str]] = set()
 
     def all(self) -> Iterator[tuple[Divergence, PlacedHypothesis | None]]:
-        """Every suspect, the earliest first; `edits` grows by what explains them."""
+        """Every divergence, the earliest first; `placed` grows by what explains them."""
         for _ in range(MOST):
             group = self._first()
             if group is None:

@@ -73,7 +73,7 @@ def _of_spec(
         mixed = _mixed(reference.spec, subject.spec, names)
         isolated = _made(reference, mixed, reference.tensors)
         if isolated is not None:
-            found.append(IsolatedCause(_suspect(explanation, part, layers), isolated))
+            found.append(IsolatedCause(_divergence(explanation, part, layers), isolated))
     yield from sorted(found, key=lambda cause: _place(cause.divergence))
 
 
@@ -123,10 +123,10 @@ def _of_weights(
         explanation = replace(found[0][1], about=f"has a {names[0]} that {found[0][1].about}")
         isolated = _made(reference, reference.spec, mixed)
         if isolated is not None:
-            yield IsolatedCause(_suspect(explanation, probes.part(names[0]), layers), isolated)
+            yield IsolatedCause(_divergence(explanation, probes.part(names[0]), layers), isolated)
 
 
-def _suspect(explanation: Explanation, part: str, layers: tuple[int, ...]) -> Divergence:
+def _divergence(explanation: Explanation, part: str, layers: tuple[int, ...]) -> Divergence:
     named = Cause(explanation.name, explanation.about, explanation.advice, part, layers, 0.0, False)
     return Divergence(part, layers, "preflight", float("inf"), named if explanation.name else None)
 

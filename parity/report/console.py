@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections import defaultdict
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxtwin.configs import Model
 from jaxtwin.parity.report.results import Check, Report, number, verdict
 from jaxtwin.parity.report.wording import (
     budget_share,
@@ -150,6 +152,69 @@ def show_facts(facts: dict[str, Any], title: str | None = None) -> None:
     for row in flat("", facts):
         table.add_row(*row)
     printer(100).print(table)
+
+
+def show_model(facts: dict[str, Any], spec: Model) -> None:
+    """What a model is, on one screen: a line for each kind of layer, and which layers it is."""
+    console = printer(100)
+    counted = facts["parameters"]
+    held = facts["bytes"]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("name", f"{facts['name']} ({facts['kind']}, names of {facts['names']})")
+    table.add_row(
+        "parameters", f"{counted['total']:,}, of which AdamW decays {counted['decayed']:,}"
+    )
+    table.add_row("tensors", f"{facts['tensors']:,} of {facts['dtype']}, {held['weights']:,} bytes")
+    table.add_row("KV cache", f"{held['kv_cache_per_token']:,} bytes a token")
+    for key in ("eos", "carried"):
+        if facts[key]:
+            table.add_row(key, ", ".join(map(str, facts[key])))
+    table.add_row("model", brief(spec, skip=("runs",)))
+    kinds: dict[Any, list[int]] = {}
+    for i, block in enumerate(spec.layers):
+        kinds.setdefault(block, []).append(i)
+    for block, numbers in kinds.items():
+        table.add_row(f"{len(numbers)} layers", f"{ranges(numbers)}: {brief(block)}")
+    console.print(table, highlight=False)
+    for note in facts["notes"]:
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+
+
+def show_presets(found: Sequence[dict[str, Any]]) -> None:
+    """The presets, one a line."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("preset", "parameters", "layers", "d", "vocab", "max_len"):
+        table.add_column(column, justify="left" if column == "preset" else "right")
+    for preset in found:
+        numbers = (preset[key] for key in ("parameters", "layers", "d", "vocab", "max_len"))
+        table.add_row(preset["name"], *(f"{n:,}" for n in numbers))
+    printer(100).print(table)
+
+
+def brief(spec: Any, skip: Sequence[str] = ()) -> str:
+    """A spec with what it says other than its defaults: "Glu(hidden=6912, act=gelu_tanh)"."""
+    parts = []
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if field.name in ("kind", *skip) or value == field.default:
+            continue
+        inner = dataclasses.is_dataclass(value)
+        parts.append(f"{field.name}={brief(value) if inner else value}")
+    return f"{type(spec).__name__}({', '.join(parts)})"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as "0-2, 5"; several of one length and distance as "0-4, 6-10, ... 24-25"."""
+    spans: list[list[int]] = []
+    for n in numbers:
+        if spans and spans[-1][-1] == n - 1:
+            spans[-1][1:] = [n]
+        else:
+            spans.append([n])
+    text = ["-".join(map(str, span)) for span in spans]
+    return ", ".join(text if len(text) <= 6 else [*text[:3], "...", text[-1]])
 
 
 def show_faults(table: dict[str, Any], console: Console) -> None:

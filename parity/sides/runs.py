@@ -112,7 +112,7 @@ def jax_model(
     injected: InjectedFault | None = None,
     remat: str = "none",
 ) -> Decoder:
-    """jaxmodel filled through the table; `wrong` makes mistakes on the way."""
+    """jaxmodel filled through the table, with the mistakes of `injected` on the way."""
     import jax.numpy as jnp
 
     from jaxtwin.jaxmodel import abstract

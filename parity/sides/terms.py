@@ -44,7 +44,7 @@ def relative(got: Any, want: Any, terms: Terms | None = None) -> float:
 
 
 def rounding(want: Any, dtype: np.dtype, terms: Terms | None = None) -> float:
-    """The relative error of rounding the truth, or of rounding its terms where that is more."""
+    """The relative error of rounding the exact value, or its terms where that is more."""
     near = relative(metrics.rounded(want, dtype), want, terms)
     if terms is None or not terms.size or str(dtype) not in terms.rounded:
         return near

@@ -20,7 +20,7 @@ from jaxtwin.parity.table.tensors import Tensor, backward, forward
 if TYPE_CHECKING:
     import torch
 
-    from jaxtwin.parity.checkpoints.source import Source
+    from jaxtwin.parity.checkpoints.opened import Source
 
 
 @dataclass
@@ -59,7 +59,7 @@ def find(source: Source) -> tuple[Witness | None, str]:
     except ImportError:
         return None, "transformers is not installed: no third witness (pip install 'jaxtwin[hf]')"
     float8 = is_float8(source.config or {})  # transformers computes with it on a GPU alone
-    if source.kind == "hf" and (odd := refuses(source.path)):
+    if source.kind == "hf" and source.path and (odd := refuses(source.path)):
         return None, f"no third witness: transformers does not read the folder: {odd}"
     if source.path is not None and source.kind in ("hf", "gguf") and not float8:
         gguf = source.kind == "gguf"

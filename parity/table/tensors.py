@@ -92,7 +92,10 @@ def forward(rows: Sequence[Row], src: Tensors, where: str) -> dict[str, Tensor]:
         if len(dtypes := {str(src[name].dtype) for name in move.src}) > 1
     ]
     if mixed:
-        raise BadInput(f"{where} mixes dtypes where one is needed:\n{listed(mixed)}")
+        raise BadInput(
+            f"{where} mixes dtypes where stacked layers need one (--layout unroll keeps each as it "
+            f"is):\n{listed(mixed)}"
+        )
     last = {name: parts[-1].dst for name, parts in _fused(table).items()}
     held: dict[str, np.ndarray] = {}
     return {move.dst: _stacked(move, src, last, held) for move in table}

@@ -10,7 +10,7 @@ import pytest
 from jaxtwin.tests.helpers import ROOT
 
 DOCS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/glossary.md",
-        "docs/your-own-model.md", "docs/json.md"]  # fmt: skip
+        "docs/your-own-model.md", "docs/own-names.md", "docs/json.md"]  # fmt: skip
 FOLDERS = "configs|torchref|jaxmodel|parity|train|cli|tests|docs|benchmarks"
 DESIGN = (ROOT / "docs" / "design.md").read_text("utf-8")
 WALKS = ("One weight, from file to shard", "One failing check, to its cause")

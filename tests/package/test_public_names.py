@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import jaxtwin
+from jaxtwin import torchref
 from jaxtwin.tests.helpers import ROOT
 
 MODEL = "gpt2-tiny"
@@ -113,10 +114,40 @@ def specs(folder: Path) -> None:
     assert isinstance(jaxtwin.load(MODEL).spec, jaxtwin.specs.Model)
 
 
+def state() -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """A state dict whose names are ours with "mine." before them, its spec and names."""
+    spec = jaxtwin.load(MODEL).spec
+    values = torchref.Decoder(spec).state_dict()
+    return {f"mine.{n}": x for n, x in values.items()}, spec, {f"mine.{n}": n for n in values}
+
+
+def adopt(folder: Path) -> None:
+    values, spec, names = state()
+    assert jaxtwin.adopt(values, spec, names)(jnp.array([[1, 2]])).shape == (1, 2, spec.vocab)
+
+
+def release(folder: Path) -> None:
+    values, spec, names = state()
+    back = jaxtwin.release(jaxtwin.adopt(values, spec, names), names)
+    assert back.keys() == values.keys()
+    assert all(torch.equal(back[name], x) for name, x in values.items())
+
+
+def register_activation(folder: Path) -> None:
+    jaxtwin.register_activation("twice", torch=lambda x: 2 * x, jax=lambda x: 2 * x)
+    assert jaxtwin.specs.Mlp(hidden=1, act="twice", bias=False).act == "twice"
+
+
+def register_norm(folder: Path) -> None:
+    jaxtwin.register_norm("same", torch=lambda x, w, eps: x * w, jax=lambda x, w, eps: x * w)
+    assert jaxtwin.specs.OwnNorm(name="same").name == "same"
+
+
 USES: dict[str, Callable[[Path], None]] = {
-    "Row": row, "assert_parity": assert_parity, "check": check, "compare": compare,
-    "convert": convert, "fit": fit, "generate": generate, "load": load, "probe": probe,
-    "save": save, "specs": specs,
+    "Row": row, "adopt": adopt, "assert_parity": assert_parity, "check": check,
+    "compare": compare, "convert": convert, "fit": fit, "generate": generate, "load": load,
+    "probe": probe, "register_activation": register_activation, "register_norm": register_norm,
+    "release": release, "save": save, "specs": specs,
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path)
     cases = [
         ({"length": 17}, loop.Start(BYTES), "length=17 is over the model's 16"),
         ({}, loop.Start(narrow), "id 256, but the model's vocabulary ends at 255"),
-        ({}, loop.Start(odd), "embed/weight: vocabulary v=259 does not divide by tensor=2"),
+        ({}, loop.Start(odd), "embed/weight: vocabulary v=259 is not divisible by tensor=2"),
         ({"data": tiny}, loop.Start(BYTES), "max_bytes allows not one file"),
         ({}, loop.Start(BYTES, lambda: wrong), "norm/weight: shape"),
         ({}, loop.Start(BYTES, None, {"tokenizer.json": b"{}"}, (1,)), "tokenizer.json cannot"),

@@ -50,7 +50,7 @@ def test_letters_that_cannot_be_cut() -> None:
     cube = mesh.build(CUBE)
     with pytest.raises(ValueError, match="letter 'z' of 'd z' is unknown"):
         mesh.partition("d z", (4, 4), "parameter", cube)
-    with pytest.raises(ValueError, match="'f v': f and v would both be cut by tensor"):
+    with pytest.raises(ValueError, match="'f v': f and v would both be sharded over tensor"):
         mesh.partition("f v", (4, 4), "parameter", cube)
     with pytest.raises(ValueError, match="'d f' do not fit the shape"):
         mesh.partition("d f", (4, 4, 4), "parameter", cube)
@@ -59,10 +59,10 @@ def test_letters_that_cannot_be_cut() -> None:
 @pytest.mark.parametrize(
     ("letters", "shape", "column", "said"),
     [
-        ("v d", (47, 32), "parameter", "vocabulary v=47 does not divide by tensor=2"),
-        ("d f", (31, 48), "parameter", "model width d=31 does not divide by fsdp=2"),
-        ("d f", (32, 47), "parameter", "ffn hidden width f=47 does not divide by tensor=2"),
-        ("b t d", (5, 8, 32), "activation", "batch b=5 does not divide by data=2 x fsdp=2"),
+        ("v d", (47, 32), "parameter", "vocabulary v=47 is not divisible by tensor=2"),
+        ("d f", (31, 48), "parameter", "model width d=31 is not divisible by fsdp=2"),
+        ("d f", (32, 47), "parameter", "ffn hidden width f=47 is not divisible by tensor=2"),
+        ("b t d", (5, 8, 32), "activation", "batch b=5 is not divisible by data=2 x fsdp=2"),
     ],
 )
 def test_what_does_not_divide_is_named(
@@ -80,8 +80,8 @@ def test_heads_that_do_not_divide_stay_whole_and_are_reported_once() -> None:
     assert shardings["stack/runs/0/0/attn/q"].spec == P(None, ("fsdp",), None, None)
     assert shardings["stack/runs/0/0/ffn/up"].spec == P(None, ("fsdp",), ("tensor",))
     assert sorted(notes) == [
-        "3 key/value heads do not divide by tensor=2: each device holds them all",
-        "9 query heads do not divide by tensor=2: each device holds them all",
+        "3 key/value heads are not divisible by tensor=2: replicated on every device",
+        "9 query heads are not divisible by tensor=2: replicated on every device",
     ]
 
 

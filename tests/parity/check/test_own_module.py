@@ -1,0 +1,162 @@
+"""A person's own module is the truth: proven equal, or the spec's mistake found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jaxtwin
+from jaxtwin.configs import BadInput
+from jaxtwin.configs.spec import from_json, to_json
+from jaxtwin.parity.naming.names import read
+from jaxtwin.parity.report.results import Report
+from jaxtwin.parity.sides import own_module
+from jaxtwin.tests.helpers.own_modules import OWN, Own
+
+NANO, TINY, FUSED, RENAMED = OWN
+
+
+def saved(own: Own, folder: Path) -> str:
+    torch.manual_seed(0)
+    path = folder / f"{own.name}.pt"
+    torch.save(own.module().state_dict(), path)
+    return str(path)
+
+
+def checked(own: Own, folder: Path, **options: Any) -> Report:
+    how = {"names": own.names, "module": own.reference, "witness": False, **options}
+    return jaxtwin.check(saved(own, folder), **how)
+
+
+def label(own: Own) -> str:
+    return own.reference.rpartition(":")[2]
+
+
+@pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
+def test_equal_to_the_module_in_float64_and_float32(own: Own, tmp_path: Path) -> None:
+    report = checked(own, tmp_path)
+    assert report.equal
+    theirs = [check for check in report.checks if check.label == label(own)]
+    assert {check.dtype for check in theirs} == {"float64", "float32"}
+    gradients = {check.place for check in theirs if check.kind == "gradient"}
+    assert len(gradients) > 20
+    assert not any("only the reading" in note for note in report.notes)
+
+
+def altered(own: Own, change: Callable[[dict], None]) -> Any:
+    data = to_json(own.spec)
+    for run in data["runs"]:
+        for block in run["blocks"]:
+            change(block)
+    return from_json(data, "altered")
+
+
+def eps(block: dict) -> None:
+    block["pre_attn"]["eps"] = 1e-6
+
+
+def base(block: dict) -> None:
+    block["attn"]["rope"]["base"] = 12345.0
+
+
+def pairs(block: dict) -> None:
+    block["attn"]["rope"]["pairs"] = "half"
+
+
+def act(block: dict) -> None:
+    block["ffn"]["act"] = "gelu_tanh"
+
+
+def pairs_and_eps(block: dict) -> None:
+    pairs(block)
+    block["pre_ffn"]["eps"] = 1e-6
+
+
+WRONG: list[tuple[Own, Callable[[dict], None], list[tuple[str, str, str]]]] = [
+    (TINY, eps, [("layers.pre_attn.eps", "1e-05", "1e-06")]),
+    (TINY, base, [("layers.attn.rope.base", "10000.0", "12345.0")]),
+    (TINY, pairs_and_eps, [("layers.attn.rope.pairs", "adjacent", "half"),
+                           ("layers.pre_ffn.eps", "1e-05", "1e-06")]),
+    (NANO, act, [("layers.ffn.act", "gelu", "gelu_tanh")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "change", "due"), WRONG, ids=["eps", "base", "two", "act"])
+def test_a_wrong_spec_is_caught_and_named(
+    own: Own, change: Any, due: list[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    """Without the module the same check finds nothing: both mirrors are wrong alike."""
+    spec = altered(own, change)
+    report = checked(own, tmp_path, spec=spec, dtypes=["float64"])
+    assert not report.equal
+    found = [(d.place, d.torch.removesuffix(f" in {label(own)}"), d.jax) for d in report.preflight]
+    assert found == due
+    blind = checked(own, tmp_path, spec=spec, module=None, dtypes=["float64"])
+    assert blind.equal
+    assert any("only the reading of the spec was proven" in note for note in blind.notes)
+
+
+def test_tensors_named_one_for_another_are_caught_and_named(tmp_path: Path) -> None:
+    names = {e.theirs: e.ours[0] for e in read(RENAMED.names).entries} | {"turn": None}
+    up, gate = "u.{l}.p4.m.weight", "u.{l}.p6.m.weight"
+    names[up], names[gate] = names[gate], names[up]
+    names["u.{l}.p3.m.weight"] += ".T"
+    report = checked(RENAMED, tmp_path, names=names, spec=RENAMED.spec, dtypes=["float64"])
+    found = {d.place: d.torch for d in report.preflight}
+    assert found == {
+        "layers.{l}.attn.o.weight": "its transpose (.T) in Net",
+        "layers.{l}.ffn.gate.weight": "what is named ffn.up.weight in Net",
+    }
+
+
+def needs_arguments(width: int) -> torch.nn.Module:
+    return torch.nn.Linear(width, width)
+
+
+def no_logits() -> torch.nn.Module:
+    return torch.nn.Embedding(61, 3)
+
+
+def fails() -> torch.nn.Module:
+    raise RuntimeError("no such file")
+
+
+def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
+    naming = read(TINY.names)
+    for thing, message in (
+        (needs_arguments, "cannot be called without arguments"),
+        (3, "must build a torch module"),
+        (str(tmp_path / "none.py:GPT"), "there is no file"),
+        (TINY.reference + "s", "has no 'Transformers'; did you mean 'Transformer'"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            own_module.found(thing, TINY.spec, naming)
+    for thing, message in (
+        (fails, "fails cannot be built: RuntimeError: no such file"),
+        (no_logits, "no_logits has other tensors: .* is named and not in the module"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            checked(TINY, tmp_path, module=thing)
+
+
+def test_float64_is_asked_of_what_narrows_inside() -> None:
+    """By hand: under the mode a cast to float32 leaves a float64 as it is."""
+    x = torch.tensor([1 + 2.0**-40], dtype=torch.float64)
+    assert x.float().double() != x
+    with own_module.widened() as seen:
+        for y in (
+            x.float(),
+            x.to(torch.float32),
+            x.half(),
+            torch.tensor([1 + 2.0**-40]),
+            x.type(torch.float32),
+        ):
+            assert y.dtype == torch.float64
+            assert torch.equal(y, x)
+        assert torch.polar(torch.ones(1), torch.zeros(1)).dtype == torch.complex128
+    assert seen.narrow == []
+    assert torch.get_default_dtype() == torch.float32
