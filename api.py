@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-    from flax import nnx
+    from flax.nnx import Module as NnxModule
     from jax.sharding import Mesh
+    from torch.nn import Module as TorchModule
 
     from jaxtwin.configs import Model
     from jaxtwin.configs.runs import Training
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from jaxtwin.parity.sides.runs import InjectedFault
     from jaxtwin.parity.table.row import Row
     from jaxtwin.train.loop import Result
+else:  # typing.get_type_hints looks names up here, and must not import a framework for them
+    NnxModule = Mesh = TorchModule = Model = Training = Decoder = Any
+    Names = Report = InjectedFault = Row = Result = Any
 
 
 def load(
@@ -265,8 +268,8 @@ def check(
 
 
 def compare(
-    torch_module: torch.nn.Module,
-    jax_side: Callable[..., Any] | nnx.Module,
+    torch_module: TorchModule,
+    jax_side: Callable[..., Any] | NnxModule,
     table: Sequence[Row],
     inputs: Sequence[Any],
     *,

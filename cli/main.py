@@ -132,41 +132,40 @@ def check(
 
 @app.command(
     epilog=example(
+        "names --like gpt2",
         "names my.pt --like gpt2",
         "names my.pt --like my_specs.py:mine --module my_model.py:GPT --out my_names.toml",
     )
 )
 def names(
-    state: options.State,
     like: options.Like,
+    state: options.State = None,
     module: options.Module = None,
     out: options.NamesOut = None,
     as_json: options.Json = False,
 ) -> None:
-    """Propose names for a state dict of your own: exit status 0 settled, 1 something is open."""
-    with answering(as_json, out):
-        from jaxtwin.configs.atomic_write import write_file
-        from jaxtwin.parity.check.propose_names import proposed
-        from jaxtwin.parity.checkpoints import state_dict
-        from jaxtwin.parity.naming import names as naming
+    """Propose names for a state dict of your own: exit status 0 settled, 1 something is open.
 
-        notes: list[str] = []
+    Without FILE, list jaxtwin's own names of that model's tensors, with their shapes.
+    """
+    with answering(as_json, out):
+        from jaxtwin.cli import naming
+
+        if state is None:
+            found = naming.ours(like)
+            print(json.dumps(found) if as_json else naming.listed(found))
+            return
         with working() as progress:
-            held = state_dict.opened(state, notes)
-            answer = proposed(held, naming.spec_named(like), module, progress)
+            answer, notes = naming.proposal(state, like, module, out, progress)
         found = answer.proposal
-        text = found.toml(like)
-        if out:
-            write_file(out, text)
         if as_json:
             print(json.dumps(found.to_json() | {"how": answer.how, "notes": notes}))
         else:
-            print(text, end="")
+            print(found.toml(like), end="")
             for note in notes:
                 typer.echo(f"note: {note}", err=True)
-            left = (
-                f"{len(found.open)} open; give --module, or say which" if found.open else "settled"
-            )
+            n = len(found.open)
+            left = f"{n} open; give --module, or say which" if n else "settled"
             typer.echo(f"{answer.how}: {left}", err=True)
     raise typer.Exit(1 if found.open else 0)
 

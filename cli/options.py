@@ -28,7 +28,8 @@ class Dtype(StrEnum):
 
 
 State = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A state dict: .pt, .pth, .bin or .safetensors.")
+    Path | None,
+    typer.Argument(metavar="FILE", help="A state dict: .pt, .pth, .bin or .safetensors."),
 ]
 Src = Annotated[str, typer.Argument(metavar="SRC", help="The model: see `jaxtwin --help`.")]
 Save = Annotated[Path | None, typer.Option(help="Write that JSON object to a file too.")]
