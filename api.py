@@ -126,17 +126,16 @@ def convert(
     wrong with SRC or DST.
     """
     from jaxtwin.parity.checkpoints import convert as conversion
-    from jaxtwin.parity.checkpoints.source import open_source
 
     return conversion.convert(
-        open_source(src, seed=seed, names=names, spec=spec, ignore=ignore),
+        src,
         dst,
         to,
         layout=layout,
         dry_run=dry_run,
         seed=seed,
         sha256=sha256,
-        names=names,
+        reading={"names": names, "spec": spec, "ignore": ignore},
         progress=progress,
     )
 
@@ -241,30 +240,29 @@ def check(
 ) -> Report:
     """Is the JAX model the PyTorch model? `.equal` of the report is the answer.
 
-    `src` and the options are those of `jaxtwin check` (its --help says more). `names`, `spec` and
-    `ignore` say how `src` is read, as in `load`; `module` is your own module, FILE.py:NAME or what
-    builds it, that JAX must be too. `against` is what the JAX side is built from instead. `probes`:
-    judge every part alone too; `replay`: a new folder for what fails. With `steps` both sides are
-    trained for as many AdamW steps, as the file `run` says. `seed` is that of a preset's random
-    weights and of the inputs. `diagnose`: follow a failure in float64 to its cause; `injected`: a
-    fault for the JAX side (parity/selftest/faults), to see it caught; `progress` is called with a
-    line for each step of the work. BadInput (a ValueError) where a source cannot be read.
+    `src` and the options are those of `jaxtwin check` (its --help says more). `dtypes`, `tokens` (a
+    row), `layout`: what is compared. `names`, `spec` and `ignore` say how `src` is read, as in
+    `load`; `module` is your own module, FILE.py:NAME or what builds it, which JAX must be too;
+    `against` is what the JAX side is built from instead. `witness`: transformers takes part;
+    `export`: a Hugging Face folder is exported again. `probes`: every part is judged alone too;
+    `replay`: a new folder for what fails. With `steps` both sides are trained for as many steps, as
+    the file `run` says. `seed` is that of random weights and inputs. `diagnose`: a failure in
+    float64 is followed to its cause; `injected`: a fault for the JAX side, to see it caught;
+    `progress` is called with a line for each step. BadInput where a source cannot be read.
     """
     from jaxtwin.configs import BadInput
 
     if importlib.util.find_spec("torch") is None:
         raise BadInput("the check needs PyTorch, which is not installed: pip install 'jaxtwin[hf]'")
     from jaxtwin.parity.check.source_check import check
-    from jaxtwin.parity.checkpoints.source import open_source
     from jaxtwin.parity.training.training_check import plan
 
-    progress(f"reading {os.fspath(src)}")
-    source = open_source(src, seed=seed, names=names, spec=spec, ignore=ignore)
     training = None if steps is None and run is None else plan(steps, run)
     how: dict[str, Any] = {"dtypes": dtypes, "tokens": tokens, "layout": layout, "seed": seed}
     how |= {"probes": probes, "replay": replay, "diagnose": diagnose, "injected": injected}
     how |= {"witness": witness, "export": export, "against": against, "training": training}
-    return check(source, names=names, module=module, progress=progress, **how)
+    reading = {"names": names, "spec": spec, "ignore": ignore}
+    return check(os.fspath(src), reading=reading, module=module, progress=progress, **how)
 
 
 def compare(

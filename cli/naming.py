@@ -13,7 +13,7 @@ from jaxtwin.parity.table import axis_ops, decoder_table
 
 def ours(like: str) -> dict[str, dict[str, Any]]:
     """The names of a spec's tensors, those of layers once: their shapes and axes."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for row in decoder_table.rows(spec_named(like), "unroll"):
         axes = axis_ops.sides(row.pattern)[0]
         shape = list(axis_ops.shape(axes, row.sizes))

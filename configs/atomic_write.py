@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,3 +189,14 @@ def _name(hidden: Path, place: Path, dst: str | os.PathLike[str]) -> None:
         if os.path.lexists(place):
             raise BadInput(f"{dst} appeared meanwhile and is left as it is") from None
         raise BadInput(f"{dst} cannot be written: {error}") from None
+
+
+def refuse_names(names: Iterable[str]) -> None:
+    """BadInput on what is no plain file name, nor one in a folder: "folder/file"."""
+    for name in names:
+        parts = name.split("/") if isinstance(name, str) else []
+        plain = all(Path(p).name == p and p not in ("", ".", "..") for p in parts)
+        if not plain or len(parts) not in (1, 2):
+            raise BadInput(
+                f"{name!r} cannot be carried along: it must be a plain file name, or in a folder"
+            )

@@ -1,6 +1,6 @@
 """A model at rest: the spec beside its arrays, in one folder that is whole or not there.
 
-    FOLDER/jaxtwin.json     {"format": 1, "spec": {...}, "layout": "scan" | "unroll"}
+    FOLDER/jaxtwin.json     {"format": 1, "spec": {...}, "layout": "scan" | "unroll", "files": []}
     FOLDER/tokenizer.json   ... and whatever other small files the writer was handed
     FOLDER/<step>/          an Orbax step; its "params" are the model's arrays by path
 
@@ -236,7 +236,8 @@ def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
     ):
         got = data.get("format") if isinstance(data, dict) else data
         raise BadInput(f"{path}: format {got!r} is not known here; this version reads {FORMAT}")
-    if data.keys() != {"format", "spec", "layout"} or data["layout"] not in list(LAYOUTS):
+    keys = data.keys() - {"files"}
+    if keys != {"format", "spec", "layout"} or data["layout"] not in list(LAYOUTS):
         raise BadInput(f"{path} must hold format, spec and a layout of {sorted(LAYOUTS)}")
     return from_json(data["spec"], str(path)), data["layout"]
 
@@ -244,9 +245,11 @@ def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
 def carried(folder: str | os.PathLike[str]) -> dict[str, bytes]:
     """The small files that travel with the model, by name."""
     root = Path(folder)
-    inner = [p for p in root.iterdir() if p.is_dir() and not p.name.isdigit() and p.name[0] != "."]
-    files = [p for at in (root, *inner) for p in at.iterdir() if p.is_file() and p.name != HEADER]
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(files)}
+    names = json.loads((root / HEADER).read_text()).get("files")
+    if names is None:  # written before the header had them
+        names = sorted(p.name for p in root.iterdir() if p.is_file() and p.name != HEADER)
+    atomic_write.refuse_names(names)
+    return {name: (root / name).read_bytes() for name in names}
 
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
@@ -354,18 +357,15 @@ def _appearing(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_names(carry: Iterable[str]) -> None:
+    atomic_write.refuse_names(carry)
     for name in carry:
-        folder, _, file = name.rpartition("/")
-        plain = all(Path(p).name == p and p not in ("", ".", "..") for p in name.split("/"))
-        if not plain or "/" in folder or name == HEADER or name.split("/")[0].isdigit() or not file:
-            raise BadInput(
-                f"{name!r} cannot be carried along: it must be a plain file name, or in a folder"
-            )
+        if name == HEADER or name.split("/")[0].isdigit():
+            raise BadInput(f"{name!r} cannot be carried along: the checkpoint's own are called so")
 
 
 def _write_header(folder: Path, spec: Model, layout: str, carry: Mapping[str, bytes]) -> None:
     for name, content in carry.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    data = {"format": FORMAT, "spec": to_json(spec), "layout": layout}
+    data = {"format": FORMAT, "spec": to_json(spec), "layout": layout, "files": sorted(carry)}
     (folder / HEADER).write_text(json.dumps(data, indent=1) + "\n")

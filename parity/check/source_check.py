@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from jaxtwin.parity.sides.witness import refuses
 from jaxtwin.parity.table.tensors import Tensor, Tensors
 from jaxtwin.parity.training import training_check
 
+EMPTY: Mapping[str, Any] = {}
+
 
 def check(
     src: str | Source,
@@ -32,7 +35,7 @@ def check(
     export: bool = False,
     against: str | os.PathLike[str] | Source | None = None,
     training: training_check.Plan | None = None,
-    names: Names | None = None,
+    reading: Mapping[str, Any] | None = None,
     module: Any = None,
     **changes: Any,
 ) -> Report:
@@ -43,21 +46,20 @@ def check(
     takes part in float32 where it has the model. With `export` a Hugging Face folder is exported
     again, and transformers must take the one for the other (reexport.py). With `training` both
     sides are also trained on the same batches, where all the rest holds (training_check.py).
-    `module` is a person's own (own_module.found), which JAX must be too, and `names` those of its
-    tensors, where the source is no state dict that was opened with them.
+    `reading` are keywords of `open_source`: names, spec, ignore. `module` is a person's own
+    (own_module.found), which JAX must be too; the names are those of its tensors.
     BadInput if the source cannot be read, or if something is at the folder `replay` already.
     """
     options = _options(changes)
-    source = _opened(src, options)
-    user_module = _own(source, names, module)
+    reading = reading or {}
+    source = _opened(src, options, reading)
+    user_module = _own(source, reading.get("names"), module)
     tokenizer = source.tokenizer()
     encode = None if tokenizer is None else lambda text: tokenizer.encode(text).ids
     run, note = find_witness(source) if witness else (None, "no third witness: turned off")
     tensors = _read(source)
-    other, jax_side = None, None
-    if against is not None:
-        other = _opened(against, options)
-        jax_side = other.spec, _read(other)
+    other = None if against is None else _opened(against, options)
+    jax_side = None if other is None else (other.spec, _read(other))
     report = decoder_check.check(
         source.spec,
         tensors,
@@ -96,11 +98,13 @@ def _options(changes: dict[str, Any]) -> CheckOptions:
     return options
 
 
-def _opened(src: str | os.PathLike[str] | Source, options: CheckOptions) -> Source:
+def _opened(
+    src: str | os.PathLike[str] | Source, options: CheckOptions, reading: Mapping[str, Any] = EMPTY
+) -> Source:
     if isinstance(src, Source):
         return src
     options.progress(f"reading {os.fspath(src)}")
-    return open_source(src, seed=options.seed)
+    return open_source(src, seed=options.seed, **reading)
 
 
 def _own(source: Source, names: Names | None, module: Any) -> OwnModule | None:

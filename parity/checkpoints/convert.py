@@ -24,7 +24,7 @@ from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, family_of, to_hf
 from jaxtwin.parity.checkpoints.opened import IDS, Source
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.checkpoints.writers import nbytes, raw
-from jaxtwin.parity.naming.names import Names, Naming, read
+from jaxtwin.parity.naming.names import Naming, read
 from jaxtwin.parity.table import axis_ops, decoder_table
 from jaxtwin.parity.table.row import Move, Row
 from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward, moves
@@ -42,13 +42,13 @@ def convert(
     seed: int = 0,
     shard: int = writers.SHARD,
     sha256: bool = False,
-    names: Names | None = None,
+    reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
 
-    `names` are a person's own (parity/naming/names.py), that a .pt is written under where SRC is no
-    state dict that was opened with them.
+    `reading` are keywords of `open_source`: names, spec, ignore. The names are those that a .pt is
+    written under, where SRC is no state dict that they are for.
 
     Returns a JSON-able report: source, target, spec, tensors, bytes, dtype, notes, and where
     `sha256` is asked for (a third of the work) that of every tensor under torchref's name; with
@@ -64,7 +64,8 @@ def convert(
         raise BadInput(f"unknown target {to!r}; known: {', '.join(TARGETS)}")
     dst = Path(dst)
     writers.refuse_taken(dst)
-    source = src if isinstance(src, Source) else open_source(src, seed=seed, names=names)
+    source = src if isinstance(src, Source) else open_source(src, seed=seed, **(reading or {}))
+    names = (reading or {}).get("names")
     progress("proving that every tensor has its place")
     if names is None or source.naming is not None:
         plan = TARGETS[to](source, dst, layout, shard)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxtwin.configs import BadInput, Model
+from jaxtwin.configs.atomic_write import refuse_names
 from jaxtwin.configs.spec import from_json
 from jaxtwin.parity.checkpoints import files
 from jaxtwin.parity.table import decoder_table
@@ -119,6 +120,7 @@ def _bytes_by_name(carried: Any, path: Path) -> dict[str, bytes]:
         for name, value in carried.items()
     ):
         raise BadInput(f"{path}: files must hold byte tensors by file name")
+    refuse_names(carried)
     return {name: value.numpy().tobytes() for name, value in carried.items()}
 
 

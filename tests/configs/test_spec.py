@@ -53,7 +53,7 @@ WRONG = [
     (GQA, {**HEADS, "rope": Rope(**ROPE), "width": 5}, "width=5 is odd"),
     (GQA, {**HEADS}, "rope"),
     (Glu, {"hidden": 0}, "hidden"),
-    (Glu, {"hidden": 8, "act": "relu"}, "act"),
+    (Glu, {"hidden": 8, "act": "rele"}, "act"),
     (Run, {"blocks": (), "repeats": 1}, "blocks"),
 ]
 

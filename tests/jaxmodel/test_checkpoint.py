@@ -246,9 +246,11 @@ def test_writing_refuses_what_is_there_already(saved: Path, tmp_path: Path) -> N
     assert checkpoint.describe(tmp_path / "empty").step == 0
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "..", "jaxtwin.json", "12", "/x"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b/c", "a/../x", "", "..", "jaxtwin.json", "12", "12/x", "/x"]
+)
 def test_carried_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match="must be a plain file name"):
+    with pytest.raises(BadInput, match="cannot be carried along"):
         checkpoint.write(tmp_path / "model", SPEC, "scan", values(), carry={name: b""})
     assert not any(tmp_path.iterdir())
 

@@ -31,6 +31,7 @@ from jaxtwin.configs import (
     LongRope,
     Mlp,
     Model,
+    OwnNorm,
     PostBlock,
     QKNorm,
     Rope,
@@ -186,6 +187,10 @@ ELSEWHERE = {
     (GQA, "width"): "what turns and the scalings' factors go with it: test_width",
     (Rope, "width"): "the same",
     (Model, "init_std"): "spreads fresh values: test_init_std",
+    **dict.fromkeys(
+        ((OwnNorm, "name"), (OwnNorm, "eps"), (OwnNorm, "bias")),
+        "a person's own functions: test_own_parts.py",
+    ),
 }
 CASES = [
     pytest.param(cls, field, value, where, id=f"{cls.__name__}.{field}-{i}")

@@ -26,12 +26,14 @@ def run(*words: str, status: int = 0) -> Result:
     return result
 
 
-def test_it_is_checked() -> None:
-    report = jaxtwin.check(VARIANT, tokens=48)
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+def test_it_is_checked(dtype: str) -> None:
+    report = jaxtwin.check(VARIANT, tokens=48, dtypes=[dtype])
     assert report.equal
     assert any("no third witness" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_it_is_converted_trained_and_generated_from(tmp_path: Path) -> None:
     run("convert", VARIANT, str(tmp_path / "jax"))
     run("convert", str(tmp_path / "jax"), str(tmp_path / "back.pt"), "--to", "torch")
@@ -47,6 +49,7 @@ def test_it_is_converted_trained_and_generated_from(tmp_path: Path) -> None:
     assert len(out.split(",")) == 4
 
 
+@pytest.mark.slow
 def test_mistakes_in_it_are_caught() -> None:
     names = ("tile-not-repeat", "rope-backwards", "causal-corner", "qk-norm-missing")
     table = json.loads(run("faults", *names, "--in", VARIANT, "--json", "--workers", "1").stdout)

@@ -23,6 +23,9 @@ class Own:
     reference: str
     names: str
 
+    def __str__(self) -> str:
+        return self.name
+
     def module(self) -> Any:
         return user_code.named(self.reference)()
 

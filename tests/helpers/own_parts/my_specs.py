@@ -35,7 +35,7 @@ variant = Model(
     d=32, vocab=300, max_len=64, tied=True, norm=OwnNorm(name="l1", eps=1e-3),
     runs=(
         Run(blocks=(block(Mlp(hidden=48, act="squared_relu", bias=True), True, "head"),
-                    block(Glu(hidden=40, act="squared_relu"), False, "projection")), repeats=2),
+                    block(Glu(hidden=40, act="squared_relu"), False, "projection")), repeats=1),
     ),
 )  # fmt: skip
 

@@ -59,14 +59,14 @@ def test_a_source_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def check(src: str, **how: object) -> Report:
-        asked.append((src, how))
-        return reports.failing() if how else reports.equal()
+        asked.append((src, how["tokens"]))
+        return reports.equal() if how["tokens"] == 300 else reports.failing()
 
     monkeypatch.setattr("jaxtwin.parity.check.source_check.check", check)
     assert jaxtwin.assert_parity(Path("my/model")).equal
     with pytest.raises(AssertionError, match="rope-base"):
         jaxtwin.assert_parity("smollm2-135m", tokens=64)
-    assert asked == [("my/model", {}), ("smollm2-135m", {"tokens": 64})]
+    assert asked == [("my/model", 300), ("smollm2-135m", 64)]
 
 
 def test_a_finished_report_takes_no_options() -> None:

@@ -114,7 +114,7 @@ def test_gguf_ids_outside_the_vocabulary_are_left_out(
     assert opened.eos == ()
     assert opened.ids == {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 2}
     assert sum("outside the vocabulary of 320 are left out" in note for note in opened.notes) == 2
-    config = json.loads(source._bytes(opened.carry["tokenizer_config.json"]))
+    config = json.loads(source.content(opened.carry["tokenizer_config.json"]))
     assert not {"eos_token", "bos_token"} & config.keys()
 
 

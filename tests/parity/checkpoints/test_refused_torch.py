@@ -66,7 +66,7 @@ def test_code_in_a_pickle_does_not_run(folder: Path, form: str) -> None:
 def test_a_torch_file_of_something_else_is_refused(folder: Path, what: Any) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(what, folder / "pytorch_model.bin")
-    with pytest.raises(BadInput, match="is not a plain state dict"):
+    with pytest.raises(BadInput, match=r"(is not a plain state dict|no dtype of weights)"):
         open_source(folder)
 
 
@@ -137,14 +137,16 @@ def test_a_pt_with_a_sparse_tensor_is_refused_when_opened(ours: Path) -> None:
         open_source(ours)
 
 
-def test_carried_files_that_are_not_known_are_noted(ours: Path) -> None:
+def test_files_of_any_plain_name_are_carried(ours: Path) -> None:
     texts = {
         "LICENSE": torch.zeros(3, dtype=torch.uint8),
         "x.md": torch.zeros(1, dtype=torch.uint8),
     }
     opened = open_source(replaced(ours, files=texts))
-    assert opened.carry.keys() == {"LICENSE"}
-    assert opened.notes == ("files that are not known and do not travel along: x.md",)
+    assert opened.carry.keys() == {"LICENSE", "x.md"}
+    for name in ("../x", "/x", "a/b/c", "a/../../x"):
+        with pytest.raises(BadInput, match="cannot be carried along"):
+            open_source(replaced(ours, files={name: torch.zeros(1, dtype=torch.uint8)}))
 
 
 @pytest.mark.parametrize(
