@@ -131,6 +131,13 @@ BLOOM = Family(
     write,
     tied=True,
     wide=True,
+    defaults={
+        "vocab_size": 250_880,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 8,
+        "layer_norm_epsilon": 1e-5,
+    },
     fixed={"apply_residual_connection_post_layernorm": (False,)},
     ignored={
         "slow_but_exact": "an order of roundings; the function is the same",

@@ -235,9 +235,51 @@ def _write(spec: Model, block: Block) -> dict[str, Any]:
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1, None)}
-GEMMA = Family("gemma", "GemmaForCausalLM", HF_GEMMA, read_gemma, write_gemma, True, fixed=PLAIN)
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 256_000,
+    "hidden_size": 3_072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8_192,
+    "hidden_act": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+}
+DEFAULTS2: dict[str, Any] = {
+    **{key: value for key, value in DEFAULTS.items() if key != "hidden_act"},
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4_096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA = Family(
+    "gemma",
+    "GemmaForCausalLM",
+    HF_GEMMA,
+    read_gemma,
+    write_gemma,
+    True,
+    fixed=PLAIN,
+    defaults=DEFAULTS,
+)
 GEMMA2 = Family(
-    "gemma2", "Gemma2ForCausalLM", HF_GEMMA2, read_gemma2, write_gemma2, True, fixed=PLAIN
+    "gemma2",
+    "Gemma2ForCausalLM",
+    HF_GEMMA2,
+    read_gemma2,
+    write_gemma2,
+    True,
+    fixed=PLAIN,
+    defaults=DEFAULTS2,
 )
 GEMMA3 = Family(
     "gemma3_text",
@@ -248,4 +290,12 @@ GEMMA3 = Family(
     True,
     fixed={**PLAIN, "attn_logit_softcapping": (None,)},  # the class has no cap of scores
     ignored={"_sliding_window_pattern": "what layer_types was made from"},
+    defaults={
+        **{key: value for key, value in DEFAULTS2.items() if not key.endswith("softcapping")},
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+    },
 )

@@ -149,6 +149,15 @@ GPT2 = Family(
     write,
     tied=True,
     wide=True,
+    defaults={
+        "vocab_size": 50_257,
+        "n_positions": 1_024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+    },
     ignored={
         "reorder_and_upcast_attn": "an order of roundings; the function is the same",
         "summary_type": "of classifiers",

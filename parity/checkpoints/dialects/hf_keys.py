@@ -10,7 +10,6 @@ from typing import Any
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.spec import MOST, Block, Norm, PostBlock, Run
 from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
-from jaxtwin.parity.checkpoints.dialects.hf_defaults import DEFAULTS
 from jaxtwin.parity.checkpoints.dialects.hf_rope import length_of
 from jaxtwin.parity.table.row import Row
 
@@ -133,6 +132,17 @@ IN_TRAINING = [
 ]
 IGNORED |= dict.fromkeys(GENERATION, "how text is generated")
 IGNORED |= dict.fromkeys(IN_TRAINING, "in training alone")
+LLAMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2_048,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+}
 ACTS = {
     "silu": "silu",
     "swish": "silu",
@@ -188,7 +198,9 @@ class Family:
     `read` takes the fields (and calls `finish`, so that all that is wrong is told at once); `write`
     gives the keys of the model, all but architecture, model_type, dtype and token ids, and BadInput
     where the class has no such model. `tied`: the class's own answer where the file has none.
-    `wide`: in float64 the class computes in float64, but for a softmax.
+    `wide`: in float64 the class computes in float64, but for a softmax. `defaults`: what its config
+    class takes for a key that the file leaves out (transformers 5.24; a test asks it): each that is
+    used is noted. Keys whose absence has a meaning of its own (head_dim: d / heads) are `read`'s.
     """
 
     model_type: str
@@ -200,6 +212,7 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(
         self, config: Mapping[str, Any], where: str, ignore: Collection[str] | None = ()
@@ -213,7 +226,7 @@ class Family:
             where,
             fixed={**fixed, **identity, **self.fixed},
             ignored={**IGNORED, **self.ignored},
-            defaults=DEFAULTS[self.model_type],
+            defaults=self.defaults,
             ignore=ignore,
         )
 

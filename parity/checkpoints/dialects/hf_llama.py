@@ -10,6 +10,7 @@ from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
     BODY,
+    LLAMA_DEFAULTS,
     LLAMA_LAYER,
     LLAMA_NAMES,
     PRE_NORMS,
@@ -115,6 +116,7 @@ LLAMA = Family(
     write_llama,
     tied=False,
     fixed={**PLAIN, "sliding_window": (None,)},
+    defaults=LLAMA_DEFAULTS,
 )
 MISTRAL = Family(
     "mistral",
@@ -124,4 +126,11 @@ MISTRAL = Family(
     write_mistral,
     tied=False,
     fixed={**PLAIN, "attention_bias": (False, None), "mlp_bias": (False, None)},
+    defaults={
+        **LLAMA_DEFAULTS,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4_096,
+    },
 )

@@ -14,6 +14,7 @@ from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields
 from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
     BODY,
+    LLAMA_DEFAULTS,
     LLAMA_LAYER,
     LLAMA_NAMES,
     Family,
@@ -87,5 +88,6 @@ OLMO2 = Family(
     read_olmo2,
     write_olmo2,
     tied=False,
+    defaults={**LLAMA_DEFAULTS, "vocab_size": 50_304, "rms_norm_eps": 1e-5},
     fixed={"partial_rotary_factor": (1, None), "layer_types": (None,), "sliding_window": (None,)},
 )

@@ -11,6 +11,7 @@ from jaxtwin.parity.checkpoints.dialects.hf_keys import (
     ACTS,
     BODY,
     HEAD_NORMS,
+    LLAMA_DEFAULTS,
     LLAMA_LAYER,
     LLAMA_NAMES,
     PRE_NORMS,
@@ -126,6 +127,15 @@ UNUSED = {
     "max_window_layers": "read where a window is used and layer_types does not say",
 }
 PLAIN = {"partial_rotary_factor": (1, None), "use_mrope": (False,)}
+DEFAULTS: dict[str, Any] = {
+    **LLAMA_DEFAULTS,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 28,
+    "sliding_window": 4_096,
+}
 QWEN2 = Family(
     "qwen2",
     "Qwen2ForCausalLM",
@@ -135,6 +145,7 @@ QWEN2 = Family(
     tied=False,
     fixed=PLAIN,
     ignored=UNUSED,
+    defaults=DEFAULTS,
 )
 QWEN3 = Family(
     "qwen3",
@@ -145,4 +156,5 @@ QWEN3 = Family(
     tied=False,
     fixed=PLAIN,
     ignored=UNUSED,
+    defaults={**DEFAULTS, "head_dim": 128},
 )

@@ -15,7 +15,6 @@ from jaxtwin.configs.shrink import shrunk
 from jaxtwin.configs.spec import GQA
 from jaxtwin.parity.checkpoints.dialects import FAMILIES, from_hf, to_hf
 from jaxtwin.parity.checkpoints.dialects.hf import differences
-from jaxtwin.parity.checkpoints.dialects.hf_defaults import DEFAULTS
 from jaxtwin.parity.checkpoints.dialects.hf_keys import IGNORED, runs
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.hf_models import json_config as config
@@ -117,7 +116,7 @@ def test_an_odd_value_of_any_key_is_read_or_refused(kind: str, variant: str) -> 
 def test_what_is_left_out_is_what_the_class_takes_and_is_noted(kind: str) -> None:
     """Cases 1 and 64: transformers itself is asked, and no default is silent."""
     compared = 0
-    for key in DEFAULTS[kind]:
+    for key in FAMILIES[kind].defaults:
         gone = ["rope_parameters", "rope_scaling"] if key.startswith("rope_") else []
         left = config(kind, **dict.fromkeys([key, *gone], ...))
         notes: list[str] = []
@@ -146,7 +145,7 @@ def test_the_defaults_are_the_classes_own(kind: str) -> None:
     if kind.startswith("qwen"):  # nulled where it is not in use
         used = transformers.CONFIG_MAPPING[kind](use_sliding_window=True)
         renamed["sliding_window"] = used.sliding_window
-    for key, value in DEFAULTS[kind].items():
+    for key, value in FAMILIES[kind].defaults.items():
         assert renamed.get(key, theirs.get(key)) == value, key
 
 
