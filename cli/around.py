@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import typer
 
+EVERY = 10.0  # seconds between two lines of progress in a file or a pipe
 # What a module that is not there is installed by.
 EXTRAS = {"torch": "torch", "transformers": "hf", "jinja2": "report", "matplotlib": "report"}
 
@@ -72,9 +74,24 @@ def jax_does_not_start() -> str:
     return ""
 
 
+class Lines:
+    """Progress as lines: the first at once, then no more than one each EVERY seconds, and notes."""
+
+    def __init__(self) -> None:
+        self.last = float("-inf")
+
+    def __call__(self, step: str) -> None:
+        now = time.monotonic()
+        if now - self.last >= EVERY:
+            self.last = now
+        elif not step.startswith("note:"):
+            return
+        print(f"... {step}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Progress on standard error: a spinner on a terminal, plain lines elsewhere."""
+    """Progress on standard error: a spinner on a terminal, a line now and then elsewhere."""
     from rich.console import Console
 
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers would break into these lines
@@ -82,7 +99,7 @@ def working(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     if quiet:
         yield lambda step: None
     elif not console.is_terminal:
-        yield lambda step: print(f"... {step}", file=sys.stderr, flush=True)
+        yield Lines()
     else:
         with console.status("starting") as status:
             yield status.update

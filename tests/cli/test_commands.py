@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from jaxtwin.cli import around
 from jaxtwin.cli.main import app
 from jaxtwin.tests.helpers import ROOT
 from jaxtwin.tests.helpers.kit import DATA
@@ -226,3 +227,14 @@ def test_a_backend_that_is_not_there(tmp_path: Path, platform: str) -> None:
     assert f"error: JAX does not start with JAX_PLATFORMS={platform}: " in done.stderr
     assert "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 2.0, 11.0, 12.0])
+    monkeypatch.setattr(around.time, "monotonic", lambda: next(clock))
+    lines = around.Lines()
+    for step in ("first", "held back", "note: always", "ten seconds on", "held back"):
+        lines(step)
+    assert capsys.readouterr().err == "... first\n... note: always\n... ten seconds on\n"
