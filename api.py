@@ -194,7 +194,8 @@ def fit(
     complete step. BadInput where model, mesh, data and folder do not go together.
     """
     from jaxtwin.configs import runs
-    from jaxtwin.parity.checkpoints.convert import carried, jax_tensors
+    from jaxtwin.parity.checkpoints.convert import carried
+    from jaxtwin.parity.checkpoints.loading import jax_tensors
     from jaxtwin.parity.checkpoints.source import open_source
     from jaxtwin.train import loop, mesh
 

@@ -21,6 +21,7 @@ from jaxtwin.configs import BadInput
 from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.checkpoints import state_dict, writers
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, family_of, to_hf
+from jaxtwin.parity.checkpoints.loading import jax_tensors, proven_back
 from jaxtwin.parity.checkpoints.opened import IDS, Source
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.checkpoints.writers import nbytes, raw
@@ -151,7 +152,7 @@ def to_hf_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
     order = {name: at for at, name in enumerate(source.tensors)}  # a stack's parts stay together
     rows = sorted(dialect.rows(source.spec), key=lambda row: order[moves([row])[0].dst])
     published = backward(rows, source.tensors, source.name)
-    _comes_back(forward(rows, published, source.name), source)
+    proven_back(forward(rows, published, source.name), source)
     other_pairs = {b.attn.rope.pairs for b in source.spec.layers if b.attn.rope} - {dialect.pairs}
     if other_pairs:
         how = f"from {''.join(other_pairs)} to {dialect.pairs} rotary pairs"
@@ -213,7 +214,7 @@ def to_state_dict(source: Source, dst: Path, to: str, naming: Naming) -> Plan:
         )
     refuse_other_suffix(dst)
     rows = naming.rows(source.spec)
-    _comes_back(forward(rows, backward(rows, source.tensors, source.name), source.name), source)
+    proven_back(forward(rows, backward(rows, source.tensors, source.name), source.name), source)
 
     def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
         named = state_dict.released(tensors, source.spec, naming, source.name)
@@ -228,24 +229,6 @@ TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {
     "hf": to_hf_folder,
     "torch": to_torch,
 }
-
-
-def jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
-    """The source's tensors by jaxmodel's paths, proven against the model itself and back."""
-    from jaxtwin.jaxmodel import checkpoint
-
-    rows = decoder_table.rows(source.spec, layout)
-    arrays = forward(rows, source.tensors, source.name)
-    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in arrays.items()}, source.name)
-    _comes_back(backward(rows, arrays, source.name), source)
-    return arrays
-
-
-def _comes_back(tensors: Tensors, source: Source) -> None:
-    """The way back must end at the names and shapes it began with; if not, the rows are wrong."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if shapes != {name: tensor.shape for name, tensor in source.tensors.items()}:
-        raise AssertionError(f"the table does not come back to the tensors of {source.name}")
 
 
 def planned(source: Source, plan: Plan) -> list[dict[str, Any]]:

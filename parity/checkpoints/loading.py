@@ -11,12 +11,11 @@ import numpy as np
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.errors import nearest
 from jaxtwin.parity.checkpoints import state_dict
-from jaxtwin.parity.checkpoints.convert import jax_tensors
 from jaxtwin.parity.checkpoints.files import FLOATS
 from jaxtwin.parity.checkpoints.opened import Source
 from jaxtwin.parity.naming.names import Names, read, spec_named
 from jaxtwin.parity.table import decoder_table
-from jaxtwin.parity.table.tensors import Tensor, backward, moves
+from jaxtwin.parity.table.tensors import Tensor, Tensors, backward, forward, moves
 
 if TYPE_CHECKING:
     import jax
@@ -56,6 +55,24 @@ def decoder(
     model = abstract(source.spec, layout=layout)
     place = _unsharded(dtype) if mesh is None else _slices(axes.letters(model), dst, mesh, dtype)
     return axes.with_arrays(model, {path: place(path, tensor) for path, tensor in dst.items()})
+
+
+def jax_tensors(source: Source, layout: str) -> dict[str, Tensor]:
+    """The source's tensors by jaxmodel's paths, proven against the model itself and back."""
+    from jaxtwin.jaxmodel import checkpoint
+
+    rows = decoder_table.rows(source.spec, layout)
+    arrays = forward(rows, source.tensors, source.name)
+    checkpoint.prove(source.spec, layout, {p: t.shape for p, t in arrays.items()}, source.name)
+    proven_back(backward(rows, arrays, source.name), source)
+    return arrays
+
+
+def proven_back(tensors: Tensors, source: Source) -> None:
+    """The way back must end at the names and shapes it began with; if not, the rows are wrong."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in source.tensors.items()}:
+        raise AssertionError(f"the table does not come back to the tensors of {source.name}")
 
 
 def source_of(model: Decoder, like: Source | None = None) -> Source:

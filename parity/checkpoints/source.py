@@ -32,7 +32,7 @@ from jaxtwin.parity.checkpoints import (
     token_ids,
     tokenizer,
 )
-from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config
+from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config, family_of, from_hf
 from jaxtwin.parity.checkpoints.dialects.hf import is_tied, text_part, text_tensors
 from jaxtwin.parity.checkpoints.opened import IDS, Source, beside, content
 from jaxtwin.parity.checkpoints.packages import PACKAGES
@@ -194,9 +194,9 @@ def _hf(folder: Path, ignore: Sequence[str]) -> Source:
     if text is not None:
         published = text_tensors(published, notes)
         outer = text | {"tie_word_embeddings": is_tied(outer, published)}
-    dialect, read = dialects.of_model_type(outer, str(where))
+    dialect = family_of(outer, str(where)).dialect
     config = decoder_config(outer, str(where))[0]
-    spec = read(outer, str(where), notes, ignore)
+    spec = from_hf(outer, str(where), notes, ignore)
     published = float8.dequantized(published, outer, str(folder), notes)
     published = redundant.deduplicated(published, spec, dialect, str(folder), notes)
     tensors = forward(dialect.rows(spec), published, str(folder))
