@@ -17,7 +17,7 @@ from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.naming.names import EMBED, Naming, read
 from jaxtwin.parity.table import axis_ops, decoder_table
 
-MOST = 20_000  # complete namings that are tried one by one, at most
+MOST = 5_000  # complete namings that are tried one by one, at most
 # What a name must have in it to say plainly which tensor it is. Numbered names (w1, fc2, ln_1) say
 # it in one person's code alone, and are taken for nothing here.
 PLAIN = {
@@ -83,20 +83,30 @@ class Proposal:
 
     def complete(self) -> Iterator[dict[str, Choice]]:
         """Every way to choose so that each of the spec's tensors is there once."""
-        names = sorted(self.choices, key=lambda name: len(self.choices[name]))
-        yield from self._rest(names, frozenset(_kinds(self.spec)))
+        yield from self._rest(dict(self.choices), frozenset(_kinds(self.spec)), {})
 
-    def _rest(self, names: Sequence[str], left: frozenset[str]) -> Iterator[dict[str, Choice]]:
-        if not names:
+    def _rest(
+        self, open_: Mapping[str, list[Choice]], left: frozenset[str], chosen: dict[str, Choice]
+    ) -> Iterator[dict[str, Choice]]:
+        """The name with the fewest choices first, so that what cannot be is seen at once."""
+        if not open_:
             if not left:
-                yield {}
+                yield dict(chosen)
             return
-        name, *others = names
-        for choice in self.choices[name]:
-            needed = set() if name in self.copies else set(choice.ours)
-            if needed <= left:
-                for rest in self._rest(others, left - needed):
-                    yield {name: choice, **rest}
+        viable = {name: [c for c in some if self._needed(name, c) <= left]
+                  for name, some in open_.items()}  # fmt: skip
+        covered = {ours for some in viable.values() for choice in some for ours in choice.ours}
+        if not left <= covered:
+            return
+        name = min(viable, key=lambda name: len(viable[name]))
+        rest = {other: some for other, some in viable.items() if other != name}
+        for choice in viable[name]:
+            chosen[name] = choice
+            yield from self._rest(rest, left - self._needed(name, choice), chosen)
+            del chosen[name]
+
+    def _needed(self, name: str, choice: Choice) -> frozenset[str]:
+        return frozenset() if name in self.copies else frozenset(choice.ours)
 
     def narrowed(self) -> Proposal:
         """Only what takes part in some complete naming. BadInput where there is none."""
