@@ -165,7 +165,8 @@ def names(
             for note in notes:
                 typer.echo(f"note: {note}", err=True)
             n = len(found.open)
-            left = f"{n} open; give --module, or say which" if n else "settled"
+            more = "say which" if module else "give --module, or say which"
+            left = f"{n} open: {more}" if n else "settled"
             typer.echo(f"{answer.how}: {left}", err=True)
     raise typer.Exit(1 if found.open else 0)
 

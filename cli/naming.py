@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxtwin.configs import BadInput
 from jaxtwin.configs.atomic_write import write_file
 from jaxtwin.parity.naming.names import spec_named
 from jaxtwin.parity.table import axis_ops, decoder_table
@@ -41,8 +42,11 @@ def proposal(
     from jaxtwin.parity.check.propose_names import proposed
     from jaxtwin.parity.checkpoints import state_dict
 
+    if out is not None and out.exists():
+        raise BadInput(f"{out} exists and is left as it is: name a new file")
     notes: list[str] = []
-    answer = proposed(state_dict.opened(state, notes), spec_named(like), module, progress)
+    held = state_dict.unwrapped(state_dict.opened(state, notes), (), notes)
+    answer = proposed(held, spec_named(like), module, progress)
     if out:
         write_file(out, answer.proposal.toml(like))
     return answer, notes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxtwin.configs import Model
+from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.check.decoder_check import strict
 from jaxtwin.parity.compare.budgets import DRAWS, Errors, budgeted, errors, rounding
 from jaxtwin.parity.compare.options import CheckOptions
@@ -67,11 +67,10 @@ class _OwnModuleCheck:
 
     def _float64(self, reference: Outcome) -> None:
         if narrow := self.module.narrow:
-            self.report.notes.append(
-                f"{self.module.name} computes in less than float64 inside ({narrow[0]}): it was "
-                "not compared in float64"
+            raise BadInput(
+                f"{self.module.name} computes in less than float64 inside, whatever it is asked "
+                f"({narrow[0]}): it cannot be compared in float64, but with --dtype float32"
             )
-            return
         found = list(strict(self._jax("float64", 0), reference, self.module.name))
         self.report.checks += found
         if self.options.diagnose and not all(check.ok for check in found):

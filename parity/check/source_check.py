@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.check import decoder_check, own_module_check
 from jaxtwin.parity.checkpoints.dialects.hf import is_float8
@@ -26,6 +28,10 @@ from jaxtwin.parity.table.tensors import Tensor, Tensors
 from jaxtwin.parity.training import training_check
 
 EMPTY: Mapping[str, Any] = {}
+NO_MODULE = (
+    "only the reading of the spec was proven: a state dict has no forward; give your own module, "
+    "too (--module my_model.py:GPT)"
+)
 
 
 def check(
@@ -53,11 +59,11 @@ def check(
     options = _options(changes)
     reading = reading or {}
     source = _opened(src, options, reading)
-    user_module = _own(source, reading.get("names"), module)
     tokenizer = source.tokenizer()
     encode = None if tokenizer is None else lambda text: tokenizer.encode(text).ids
     run, note = find_witness(source) if witness else (None, "no third witness: turned off")
     tensors = _read(source)
+    user_module = _own(source, tensors, reading.get("names"), module)
     other = None if against is None else _opened(against, options)
     jax_side = None if other is None else (other.spec, _read(other))
     report = decoder_check.check(
@@ -75,10 +81,7 @@ def check(
         inputs = check_inputs(source.spec, options.tokens, options.seed, encode)
         own_module_check.add(report, user_module, tensors, inputs, options)
     elif source.naming is not None:
-        report.notes.append(
-            "only the reading of the spec was proven: a state dict has no forward; give your own "
-            "module too (--module my_model.py:GPT)"
-        )
+        report.notes.append(NO_MODULE)
     if training:
         _trained(report, source.spec, tensors, jax_side, training, options)
     written = replay.notes(options.replay, report) if options.replay else []
@@ -107,12 +110,15 @@ def _opened(
     return open_source(src, seed=options.seed, **reading)
 
 
-def _own(source: Source, names: Names | None, module: Any) -> OwnModule | None:
+def _own(source: Source, tensors: Tensors, names: Names | None, module: Any) -> OwnModule | None:
+    """The person's own module, run once: what is wrong with it is told before the work."""
     if module is None:
         return None
     if source.naming is None and names is None:
         raise BadInput("a module of your own needs --names too: which of its tensors is which")
-    return own_module.found(module, source.spec, source.naming or read(names or {}))
+    found = own_module.found(module, source.spec, source.naming or read(names or {}))
+    found.logits(tensors, np.zeros((1, 2), np.int64))
+    return found
 
 
 def _read(source: Source) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ def opened(path: Path, notes: list[str]) -> Mapping[str, Any]:
 
     A training checkpoint's is found under one of the usual keys; adds a note where it was.
     """
+    if not path.exists():
+        raise BadInput(f"there is no file {str(path)!r}")
     if path.suffix == ".safetensors":
         return files.safetensors_file(path)
     data = files.torch_load(path)
@@ -38,7 +40,10 @@ def opened(path: Path, notes: list[str]) -> Mapping[str, Any]:
             notes.append(f"the state dict is {path}'s {key!r}{more}")
             return inner
     held = ", ".join(sorted(map(str, data))[:8]) or "nothing"
-    raise BadInput(f"{path} holds no state dict, but {held}; known places: {', '.join(WITHIN)}")
+    raise BadInput(
+        f"{path} holds no state dict, but {held}; known places: {', '.join(WITHIN)}. Save it "
+        "alone: torch.save(module.state_dict(), ...)"
+    )
 
 
 def tensors(
@@ -48,7 +53,8 @@ def tensors(
 
     BadInput where a second copy differs from the first, or a tensor has no dtype of weights.
     """
-    state = _unwrapped(state, naming, notes)
+    named = [*(entry.theirs for entry in naming.entries), *naming.left_out]
+    state = unwrapped(state, named, notes)
     left = [name for name in state if naming.leaves_out(name)]
     kept = {name: value for name, value in state.items() if name not in set(left)}
     found = _lazy(kept, where)
@@ -81,14 +87,19 @@ def released(ours: Tensors, spec: Model, naming: Naming, where: str) -> dict[str
     return out | {name: out[first] for name, first in naming.copies(spec).items() if first in out}
 
 
-def _unwrapped(state: Mapping[str, Any], naming: Naming, notes: list[str]) -> Mapping[str, Any]:
-    """Without what a wrapper put before every name, unless the naming has it too."""
-    named = [*(entry.theirs for entry in naming.entries), *naming.left_out]
-    for prefix in WRAPPED:
-        wrapped = bool(state) and all(name.startswith(prefix) for name in state)
-        if wrapped and not any(name.startswith(prefix) for name in named):
-            notes.append(f"every name begins with {prefix}, which is left off")
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+def unwrapped(
+    state: Mapping[str, Any], named: Sequence[str], notes: list[str]
+) -> Mapping[str, Any]:
+    """Without what wrappers put before every name, unless the names have it too."""
+    found = True
+    while found:
+        found = False
+        for prefix in WRAPPED:
+            wrapped = bool(state) and all(str(name).startswith(prefix) for name in state)
+            if wrapped and not any(name.startswith(prefix) for name in named):
+                notes.append(f"every name begins with {prefix}, which is left off")
+                state = {name.removeprefix(prefix): value for name, value in state.items()}
+                found = True
     return state
 
 

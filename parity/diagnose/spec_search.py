@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,10 @@ def search(
             break
         best, current = least, change
         found.append(change)
-    return [change.difference(name, best <= AGREES) for change in found]
+    first: dict[str, Change] = {}
+    for change in found:  # a number may be found in two steps: a common one, then the right one
+        first[change.place] = replace(change, now=first.get(change.place, change).now)
+    return [change.difference(name, best <= AGREES) for change in first.values()]
 
 
 def _best(

@@ -260,6 +260,8 @@ def spec_named(text: str) -> Model:
     """The spec of a preset, or of FILE.py:NAME."""
     from jaxtwin.configs import preset
 
+    if text.endswith(".py"):
+        raise BadInput(f"say which spec in {text} is meant: {text}:NAME")
     return user_code.spec(text) if user_code.is_reference(text) else preset(text)
 
 
@@ -272,6 +274,8 @@ def _checked(names: Any, where: str) -> Naming:
             problems.append(f"  {theirs!r}: a name may have the hole {{l}}, and no other brace")
         elif ours is None or ours == "":
             left_out.append(theirs)
+        elif _odd_holes(str(ours)) and not isinstance(ours, Mapping):
+            problems.append(f"  {theirs}: a layer's number is written {{l}}, got {ours!r:.80}")
         elif (entry := _entry(theirs, ours)) is None:
             problems.append(
                 f"  {theirs}: must be a name, a list of names, or {{of = [...], axes = ...}}, got "

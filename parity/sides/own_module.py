@@ -6,6 +6,8 @@ Only the module itself tells whether that is so.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -93,12 +95,17 @@ class OwnModule:
             model = self.make()
         except Exception as error:
             raise BadInput(f"{self.name} cannot be built: {user_code.told(error)}") from error
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
         if not isinstance(model, torch.nn.Module):
             raise BadInput(f"{self.name} must give a torch module, and gives a {type(model)}")
         return model
 
     def _filled(self, tensors: Tensors, dtype: torch.dtype) -> torch.nn.Module:
+        import torch
+
         model = self.built()
+        if dtype == torch.float64:
+            self._refuse_old(model)
         model = getattr(model, CASTS[str(dtype)])().eval()  # `.to` would make complex buffers real
         named = state_dict.released(tensors, self.spec, self.naming, self.name)
         state = {name: bridge.to_torch(tensor.read()).to(dtype) for name, tensor in named.items()}
@@ -114,6 +121,18 @@ class OwnModule:
         if problems:
             raise BadInput(f"{self.name} has other tensors: {'; '.join(problems[:8])}")
         return model
+
+    def _refuse_old(self, model: torch.nn.Module) -> None:
+        """BadInput on a table that was made before it was asked for in float64: it is rounded."""
+        import torch
+
+        narrow = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
+        if old := [name for name, x in model.named_buffers() if x.dtype in narrow]:
+            raise BadInput(
+                f"{self.name} holds {old[0]} in {model.get_buffer(old[0]).dtype}, made before it "
+                "was asked for in float64: name a class or a function that makes the whole module "
+                "anew at each call, and no module that is there already"
+            )
 
     def _logits(self, model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """The forward's logits, from whatever it returns them in."""
@@ -156,15 +175,13 @@ def found(module: Any, spec: Model, naming: Naming) -> OwnModule:
 
     What takes arguments is no builder: BadInput then says how to write one.
     """
-    import copy
-
     import torch
 
     text = os.fspath(module) if isinstance(module, (str, os.PathLike)) else ""
     thing = user_code.named(text) if text else module
     name = text.rpartition(":")[2] or getattr(thing, "__name__", type(thing).__name__)
     if isinstance(thing, torch.nn.Module):
-        return OwnModule(name, lambda: copy.deepcopy(thing), spec, naming)
+        return OwnModule(name, functools.partial(_copy, thing), spec, naming)
     if not callable(thing):
         raise BadInput(f"{name} must build a torch module, and is a {type(thing).__name__}")
     try:
@@ -177,6 +194,14 @@ def found(module: Any, spec: Model, naming: Naming) -> OwnModule:
     except ValueError:  # it has no signature to look at
         pass
     return OwnModule(name, thing, spec, naming)
+
+
+def _copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Its copy, made outside of `widened`: what it holds stays as it is."""
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return copy.deepcopy(module)
 
 
 def logits_in(output: Any) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,3 +167,50 @@ def test_float64_is_asked_of_what_narrows_inside() -> None:
         assert torch.polar(torch.ones(1), torch.zeros(1)).dtype == torch.complex128
     assert seen.narrow == []
     assert torch.get_default_dtype() == torch.float32
+
+
+BUILT = TINY.module()
+
+
+def cached() -> torch.nn.Module:
+    return BUILT
+
+
+@pytest.mark.parametrize("module", [BUILT, cached])
+def test_a_module_that_was_there_before_is_never_called_equal(module: Any, tmp_path: Path) -> None:
+    """Its tables are rounded to float32, and a wrong eps could hide behind that."""
+    with pytest.raises(BadInput, match=r"holds freqs_cos in torch.float32, made before .* anew"):
+        checked(TINY, tmp_path, module=module, dtypes=["float64"])
+
+
+def narrowing() -> torch.nn.Module:
+    """It goes by way of NumPy, where nobody sees what it asks for."""
+    module = TINY.module()
+    gain = torch.from_numpy(np.ones(1, np.float32))
+    module.norm.register_forward_hook(lambda part, args, out: out * gain[0].clone())
+    return module
+
+
+def test_what_narrows_all_the_same_is_not_compared_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"computes in less than float64 inside.*--dtype float32"):
+        checked(TINY, tmp_path, module=narrowing, dtypes=["float64"])
+    assert checked(TINY, tmp_path, module=narrowing, dtypes=["float32"]).equal
+
+
+def compiled() -> Any:
+    return torch.compile(TINY.module())
+
+
+def test_a_compiled_module_is_the_module(tmp_path: Path) -> None:
+    naming, spec = read(TINY.names), TINY.spec
+    assert own_module.found(compiled, spec, naming).built().tok_embeddings is not None
+
+
+@pytest.mark.slow
+def test_a_number_that_no_list_has_is_one_line(tmp_path: Path) -> None:
+    def wrong(block: dict) -> None:
+        block["pre_attn"]["eps"] = block["pre_ffn"]["eps"] = 3e-4
+
+    report = checked(TINY, tmp_path, spec=altered(TINY, wrong), dtypes=["float64"])
+    found = {d.place: (d.torch, d.jax) for d in report.preflight}
+    assert found == {"every norm's eps": ("1e-05 in Transformer", "0.0003")}

@@ -183,3 +183,13 @@ def test_a_file_of_names_is_toml_or_python(tmp_path: Path) -> None:
     code.write_text("NAMES = {}\n1 / 0\n")
     with pytest.raises(BadInput, match=r"does not run: ZeroDivisionError.*line 2 of mine.py"):
         read(code)
+
+
+def test_prefixes_upon_prefixes_and_braces() -> None:
+    notes: list[str] = []
+    state = {"module._orig_mod.a": 1, "module._orig_mod.b": 2}
+    assert state_dict.unwrapped(state, ("a",), notes) == {"a": 1, "b": 2}
+    assert len(notes) == 2
+    assert state_dict.unwrapped(state, ("module.x",), []) == state
+    with pytest.raises(BadInput, match=r"a layer's number is written {l}, got 'layers.{i}.x'"):
+        read({"a.{l}": "layers.{i}.x"})
