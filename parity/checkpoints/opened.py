@@ -114,9 +114,7 @@ def beside(folder: Path, notes: list[str]) -> dict[str, Path]:
         inner = sorted(path.iterdir()) if path.is_dir() and _plain(path) else [path]
         for file in inner:
             name = file.relative_to(folder).as_posix()
-            if not file.is_file() or not _plain(file) or name in OURS:
-                continue
-            if file.suffix in WEIGHTS or name.endswith(INDEX):
+            if not file.is_file() or not _plain(file) or not is_side(name):
                 continue
             if file.stat().st_size > LARGEST:
                 large.append(name)
@@ -125,6 +123,11 @@ def beside(folder: Path, notes: list[str]) -> dict[str, Path]:
     if large:
         notes.append(f"too large to travel along: {', '.join(large[:8])}")
     return out
+
+
+def is_side(name: str) -> bool:
+    """Whether a file of that name is none of weights, nor one that is written anew."""
+    return name not in OURS and Path(name).suffix not in WEIGHTS and not name.endswith(INDEX)
 
 
 def _plain(path: Path) -> bool:

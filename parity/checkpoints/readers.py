@@ -86,6 +86,14 @@ def _dequantizable(kind: Any) -> bool:
     return True
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a torch file says of itself what model it is."""
+    if path.suffix not in (".pt", ".pth") or not path.exists():
+        return False
+    data = files.torch_load(path)
+    return isinstance(data, dict) and data.keys() >= {"format", "spec", "state"}
+
+
 def pt_file(path: Path) -> tuple[Model, dict[str, Tensor], dict[str, bytes]]:
     """A .pt of ours: {"format": 1, "spec": {...}, "state": {...}, "files": {...}}.
 

@@ -33,8 +33,8 @@ from jaxtwin.parity.checkpoints import (
     tokenizer,
 )
 from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, decoder_config, family_of, from_hf
-from jaxtwin.parity.checkpoints.dialects.hf import is_tied, text_part, text_tensors
-from jaxtwin.parity.checkpoints.opened import IDS, Source, beside, content
+from jaxtwin.parity.checkpoints.dialects.hf import text_part, text_tensors
+from jaxtwin.parity.checkpoints.opened import IDS, Source, beside, content, is_side
 from jaxtwin.parity.checkpoints.packages import PACKAGES
 from jaxtwin.parity.naming.names import Names, Naming, spec_named
 from jaxtwin.parity.naming.names import read as read_names
@@ -61,10 +61,11 @@ def open_source(
     """
     name = os.fspath(src)
     naming = None if names is None else read_names(names)  # it may register parts, so it is first
-    if naming is not None and Path(name).suffix in state_dict.SUFFIXES:
+    own_names = naming is not None and Path(name).suffix in state_dict.SUFFIXES
+    if naming is not None and own_names and not readers.is_ours(Path(name)):
         return _own_names(Path(name), naming, spec)
-    if spec is not None and names is None:
-        raise BadInput(f"{name} says itself what model it is; a spec goes with --names")
+    if spec is not None:
+        raise BadInput(f"{name} says itself what model it is; a spec is for a state dict")
     if name.startswith(("random:", "tiny:")) or (name in PRESETS and name not in PACKAGES):
         return _opened(name, seed, ignore)
     try:
@@ -193,7 +194,7 @@ def _hf(folder: Path, ignore: Sequence[str]) -> Source:
     text = text_part(outer, str(where))
     if text is not None:
         published = text_tensors(published, notes)
-        outer = text | {"tie_word_embeddings": is_tied(outer, published)}
+        outer = text
     dialect = family_of(outer, str(where)).dialect
     config = decoder_config(outer, str(where))[0]
     spec = from_hf(outer, str(where), notes, ignore)
@@ -313,7 +314,9 @@ def _ours(
         ids = token_ids.from_config(
             files.parsed(carry[IDS], f"{IDS} of {path}"), spec, f"{IDS} of {path}", all_notes
         )
-    rest = {name: data for name, data in carry.items() if name != IDS}
+    rest = {n: data for n, data in carry.items() if n == HF_CONFIG or (n != IDS and is_side(n))}
+    if lost := sorted(carry.keys() - rest.keys() - {IDS}):
+        all_notes.append(f"no side files, and they do not travel along: {', '.join(lost[:8])}")
     return Source(
         name=str(path),
         kind=kind,

@@ -47,7 +47,6 @@ class Choice:
 
     value: Any
     ours: tuple[str, ...]
-    transposed: bool = False
 
     @property
     def text(self) -> str:
@@ -209,7 +208,7 @@ def _fitting(shape: tuple[int, ...], layered: bool, spec: Model, stored: str) ->
         if size == shape and (straight or len(size) < 2):
             yield Choice(name, (name,))
         if size == shape[::-1] and len(size) == 2 and turned and name not in tables:
-            yield Choice(f"{name}.T", (name,), transposed=True)
+            yield Choice(f"{name}.T", (name,))
     for parts, end in itertools.product(FUSED, ("weight", "bias")):
         names = [f"layers.{{l}}.{part}.{end}" for part in parts]
         if all(name in sizes for name in names):
@@ -226,21 +225,20 @@ def _fused(
     """One behind the other, in any order; or group by group of heads."""
     total = sum(sizes[name][0] for name in names)
     full = (total, *sizes[names[0]][1:])
-    orders = itertools.permutations(names) if len(names) == 2 else [tuple(names)]
     straight, turned = ways[0] and shape == full, ways[1] and shape == full[::-1]
     turned = turned and len(full) == 2
-    for order in orders:
+    for order in itertools.permutations(names):
         if straight:
             yield Choice(list(order), tuple(order))
         if turned:
-            yield Choice([f"{name}.T" for name in order], tuple(order), transposed=True)
+            yield Choice([f"{name}.T" for name in order], tuple(order))
     if "attn" not in names[0] or kinds[names[-1]].sizes["k"] == 1:
         return
     behind = " d" if len(full) == 2 else ""
     if straight:
         yield Choice({"of": list(names), "axes": f"(k j h){behind}"}, tuple(names))
     if turned:
-        yield Choice({"of": list(names), "axes": "d (k j h)"}, tuple(names), transposed=True)
+        yield Choice({"of": list(names), "axes": "d (k j h)"}, tuple(names))
 
 
 def _plainly(name: str, choices: Sequence[Choice]) -> list[Choice]:

@@ -68,13 +68,9 @@ def text_part(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if not isinstance(inner, Mapping):
         raise BadInput(f"{where}: a {config['model_type']} must have the decoder's text_config")
     dtypes = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
-    return {**dtypes, **inner, "model_type": kind}
-
-
-def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
-    """Whether the head of a model of text and images is its embedding: the whole model's class ties
-    them, by its own flag, and where the file has no head there is no other."""
-    return "lm_head.weight" not in tensors or config.get("tie_word_embeddings") is True
+    tied = config.get("tie_word_embeddings")  # the whole model's class ties them, by its own flag
+    flag = {} if tied is None else {"tie_word_embeddings": tied}
+    return {**dtypes, **inner, **flag, "model_type": kind}
 
 
 def text_tensors(tensors: Mapping[str, T], notes: list[str]) -> dict[str, T]:

@@ -158,6 +158,16 @@ def test_the_text_part_of_a_model_of_text_and_images_is_read(make: Any, tmp_path
     assert near(logits(alone, IDS[:, :6]), logits(model, IDS[:, :6]))
 
 
+def test_a_head_that_a_wrapper_lacks_is_not_tied_in_silence(tmp_path: Path) -> None:
+    """Case 35: neither flag ties, and the file has no head."""
+    gemma3_with_vision().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=r"lm_head.weight: missing"):
+        open_source(tmp_path)
+
+
 def test_mistrals_own_format(tmp_path: Path) -> None:
     """As mistral-inference reads it: Meta's names, adjacent pairs, tekken.json beside."""
     theirs = hf_models.model("mistral")

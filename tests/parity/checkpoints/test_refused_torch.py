@@ -144,6 +144,10 @@ def test_files_of_any_plain_name_are_carried(ours: Path) -> None:
     }
     opened = open_source(replaced(ours, files=texts))
     assert opened.carry.keys() == {"LICENSE", "x.md"}
+    stale = {"model-00001-of-00002.safetensors": torch.zeros(1, dtype=torch.uint8)}
+    opened = open_source(replaced(ours, files=stale))
+    assert opened.carry == {}
+    assert any("do not travel along: model-00001" in note for note in opened.notes)
     for name in ("../x", "/x", "a/b/c", "a/../../x"):
         with pytest.raises(BadInput, match="cannot be carried along"):
             open_source(replaced(ours, files={name: torch.zeros(1, dtype=torch.uint8)}))

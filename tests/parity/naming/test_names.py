@@ -185,6 +185,16 @@ def test_a_file_of_names_is_toml_or_python(tmp_path: Path) -> None:
         read(code)
 
 
+def test_a_pt_of_ours_is_written_under_the_names_too(tmp_path: Path, own: Own) -> None:
+    module = own.module()
+    torch.save(module.state_dict(), tmp_path / "theirs.pt")
+    reading = {"names": own.names}
+    jaxtwin.convert(tmp_path / "theirs.pt", tmp_path / "ours.pt", "torch", **reading)
+    jaxtwin.convert(tmp_path / "ours.pt", tmp_path / "back.pt", "torch", **reading)
+    back = torch.load(tmp_path / "back.pt")
+    assert all(torch.equal(x, module.state_dict()[name]) for name, x in back.items())
+
+
 def test_prefixes_upon_prefixes_and_braces() -> None:
     notes: list[str] = []
     state = {"module._orig_mod.a": 1, "module._orig_mod.b": 2}
