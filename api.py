@@ -69,7 +69,7 @@ def adopt(
     """
     from jaxtwin.parity.checkpoints.loading import adopted, decoder
 
-    return decoder(adopted(state, spec, names, []), mesh=mesh, dtype=dtype, layout=layout)
+    return decoder(adopted(state, spec, names), mesh=mesh, dtype=dtype, layout=layout)
 
 
 def release(model: Decoder, names: Names) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -175,7 +174,7 @@ def sized(rows: Sequence[Row], tensors: Mapping[str, Any]) -> list[Row]:
         sizes = dict(row.sizes)
         for move in row.moves():
             if move.src[0] in tensors:
-                groups = re.findall(r"\([^)]*\)|\S+", axis_ops.sides(row.pattern)[0])
+                groups = axis_ops.axes(axis_ops.sides(row.pattern)[0])
                 shape = tensors[move.src[0]].shape
                 if len(groups) != len(shape):
                     raise BadInput(f"{row.src}: {row.pattern!r} is not of its shape {shape}")

@@ -68,8 +68,9 @@ class _OwnModuleCheck:
     def _float64(self, reference: Outcome) -> None:
         if narrow := self.module.narrow:
             raise BadInput(
-                f"{self.module.name} computes in less than float64 inside, whatever it is asked "
-                f"({narrow[0]}): it cannot be compared in float64, but with --dtype float32"
+                f"{self.module.name} computes in less than float64 inside ({narrow[0]}), and is "
+                "not compared so. If it was there before, name a class or a function that makes "
+                "the whole module anew at each call; else compare the rest with --dtype float32"
             )
         found = list(strict(self._jax("float64", 0), reference, self.module.name))
         self.report.checks += found

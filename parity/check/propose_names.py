@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxtwin.configs import Model
 from jaxtwin.parity.checkpoints import state_dict
-from jaxtwin.parity.diagnose.spec_search import AGREES
+from jaxtwin.parity.compare.tolerances import AGREES
 from jaxtwin.parity.naming.names import Naming, read
 from jaxtwin.parity.naming.propose import (
     UNKNOWN,
@@ -59,13 +59,11 @@ def proposed(
     if module is None:
         found = propose(shapes, spec, no_weights=integers)
         return Answer(found, "names and shapes alone were looked at")
-    user_module = own_module.found(module, spec, read({"-": "embed.weight"}))
+    user_module = own_module.found(module, spec, Naming("none yet", ()))
     built = user_module.built()
     buffers = [name for name, _ in built.named_buffers() if name in shapes]
     progress(f"looking at the parts of {user_module.name}")
     found = propose(shapes, spec, no_weights=[*integers, *buffers], stored=_stored(built))
-    if not found.open:
-        return _tried(found, user_module, spec, state, iter(found.complete()), progress)
     inputs = _inputs(built, spec)
     groups = (some for some in found.complete() if _reads_alike(some, inputs, shapes, spec))
     return _tried(found, user_module, spec, state, groups, progress)

@@ -90,15 +90,21 @@ def source_of(model: Decoder, like: Source | None = None) -> Source:
     return replace(source, tensors=tensors, published=arrays, origins=origins)
 
 
-def adopted(state: Mapping[str, Any], spec: Model | str, names: Names, notes: list[str]) -> Source:
+def adopted(state: Mapping[str, Any], spec: Model | str, names: Names) -> Source:
     """A state dict in memory, under a person's own names, as a source."""
-    naming = read(names)
+    naming, where, notes = read(names), "the state dict", list[str]()
     model_spec = spec_named(spec) if isinstance(spec, str) else spec
-    where = "the state dict"
     tensors, published = state_dict.mapped(state, model_spec, naming, where, notes)
-    origins = {row.dst: row.src for row in naming.rows(model_spec)}
     return Source(
-        where, "state dict", model_spec, tensors, published, origins, naming.where, naming=naming
+        where,
+        "state dict",
+        model_spec,
+        tensors,
+        published,
+        {row.dst: row.src for row in naming.rows(model_spec)},
+        naming.where,
+        notes=tuple(notes),
+        naming=naming,
     )
 
 

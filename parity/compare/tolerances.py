@@ -16,6 +16,10 @@ BANDS = {"forward": FORWARD, "backward": BACKWARD, "parameter": BACKWARD}  # by 
 OPTIMIZER = 1e-12  # one step alone, from the reference's state; learning rates and clip factors
 DRIFT = 1e-9  # after some 50 steps of training, each of which may add its rounding
 
+# A spec or a naming is found by the logits of a short text, whose few tokens average less. It
+# serves to name what is wrong, never to pass.
+AGREES = 10 * FORWARD
+
 # a working dtype
 K = 2.0  # how many times torch's error the JAX side's may be
 K_OF_KL = K**2  # KL grows with the square of the error

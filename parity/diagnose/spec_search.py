@@ -16,13 +16,12 @@ import numpy as np
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.configs.spec import from_json, to_json
-from jaxtwin.parity.compare.tolerances import FORWARD
+from jaxtwin.parity.compare.tolerances import AGREES
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Difference
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.table.tensors import Tensor, Tensors
 
-AGREES = 10 * FORWARD  # of a short text, whose few logits average less
 NEARER = 0.7  # a change that leaves more of the error than this is no finding
 ROUNDS = 4  # mistakes found one after another, at most
 # The decisions that people get wrong, and what else they are in published decoders.

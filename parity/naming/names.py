@@ -59,15 +59,11 @@ class Naming:
 
     def copies(self, spec: Model) -> dict[str, str]:
         """Their further names of a tensor that is there already: name -> the first name."""
-        first: dict[tuple[str, ...], str] = {}
+        first: dict[tuple[object, ...], str] = {}
         out: dict[str, str] = {}
         for entry in self.entries:
-            key = (
-                *_tied(entry.ours, spec),
-                str(entry.transposed),
-                str(entry.axes),
-                str("{l}" in entry.theirs),
-            )
+            tied = _tied(entry.ours, spec)
+            key = (tied, entry.transposed, entry.axes, "{l}" in entry.theirs)
             theirs = first.setdefault(key, entry.theirs)
             if theirs != entry.theirs:
                 out |= {
@@ -143,7 +139,7 @@ class _Rows:
         rows = [self.ours[name] for name in ours]
         sides = [axis_ops.sides(row.pattern)[0] for row in rows]
         shapes = [axis_ops.shape(side, row.sizes) for side, row in zip(sides, rows, strict=True)]
-        groups = [re.findall(r"\([^)]*\)|\S+", side) for side in sides]
+        groups = [axis_ops.axes(side) for side in sides]
         if any(t and len(g) < 2 for t, g in zip(entry.transposed, groups, strict=True)):
             self.problems.append(f"  {theirs}: a vector cannot be transposed")
             return
@@ -173,8 +169,7 @@ class _Rows:
     ) -> Iterator[Row]:
         """The rows where j goes over the tensors somewhere within an axis."""
         assert entry.axes is not None
-        attn = self.ours[ours[-1]].sizes  # those of keys and values, where queries stand first
-        sizes = {key: n for key, n in attn.items() if key != LETTER}
+        sizes = self.ours[ours[-1]].sizes
         inner = [a for a in axis_ops.letters(entry.axes) if a != LETTER]
         odd = [a for a in inner if a not in sizes]
         if odd or axis_ops.letters(entry.axes).count(LETTER) != 1:
@@ -206,7 +201,7 @@ class _Rows:
 
 def _without_fusing(axes: str) -> str:
     """The axes of what is taken: as they are, the output's first."""
-    groups = re.findall(r"\([^)]*\)|\S+", axes)
+    groups = axis_ops.axes(axes)
     at = next(i for i, group in enumerate(groups) if LETTER in axis_ops.letters(group))
     return " ".join([groups[at], *groups[:at], *groups[at + 1 :]])
 
@@ -281,7 +276,7 @@ def _checked(names: Any, where: str) -> Naming:
                 f"  {theirs}: must be a name, a list of names, or {{of = [...], axes = ...}}, got "
                 f"{ours!r:.80}"
             )
-        elif any(name == "?" or "?" in name for name in entry.ours):
+        elif any("?" in name for name in entry.ours):
             problems.append(f"  {theirs}: still has a question mark; say which tensor it is")
         else:
             entries.append(entry)

@@ -7,7 +7,6 @@ Only the module itself tells whether that is so.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -61,10 +60,11 @@ class OwnModule:
 
         with widened() if dtype == "float64" else nullcontext() as seen:
             model = self._filled(tensors, getattr(torch, dtype))
+            if seen is not None:
+                seen.narrow = self.narrow  # of what was built; from here on, of what computes
             logits = self._logits(model, torch.from_numpy(inputs.ids))
             nll = runs.torch_nll(logits, inputs)
             nll.mean().backward()
-        self.narrow = [] if seen is None else seen.narrow
         grads = forward(self.naming.rows(self.spec), self._grads(model), f"{self.name}'s gradients")
         return Outcome(_wide(logits), _wide(nll), {n: g.read() for n, g in grads.items()})
 
@@ -98,14 +98,17 @@ class OwnModule:
         model = getattr(model, "_orig_mod", model)  # of torch.compile
         if not isinstance(model, torch.nn.Module):
             raise BadInput(f"{self.name} must give a torch module, and gives a {type(model)}")
-        return model
+        return _copy(model)  # it may be one that its owner goes on with
 
     def _filled(self, tensors: Tensors, dtype: torch.dtype) -> torch.nn.Module:
         import torch
 
         model = self.built()
-        if dtype == torch.float64:
-            self._refuse_old(model)
+        self.narrow = []
+        if dtype == torch.float64:  # what `widened` did not make so was made before, or unseen
+            low = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
+            held = model.named_buffers()
+            self.narrow = [f"its {name} is {x.dtype}" for name, x in held if x.dtype in low]
         model = getattr(model, CASTS[str(dtype)])().eval()  # `.to` would make complex buffers real
         named = state_dict.released(tensors, self.spec, self.naming, self.name)
         state = {name: bridge.to_torch(tensor.read()).to(dtype) for name, tensor in named.items()}
@@ -121,18 +124,6 @@ class OwnModule:
         if problems:
             raise BadInput(f"{self.name} has other tensors: {'; '.join(problems[:8])}")
         return model
-
-    def _refuse_old(self, model: torch.nn.Module) -> None:
-        """BadInput on a table that was made before it was asked for in float64: it is rounded."""
-        import torch
-
-        narrow = (torch.float32, torch.complex64, torch.float16, torch.bfloat16)
-        if old := [name for name, x in model.named_buffers() if x.dtype in narrow]:
-            raise BadInput(
-                f"{self.name} holds {old[0]} in {model.get_buffer(old[0]).dtype}, made before it "
-                "was asked for in float64: name a class or a function that makes the whole module "
-                "anew at each call, and no module that is there already"
-            )
 
     def _logits(self, model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """The forward's logits, from whatever it returns them in."""
@@ -181,7 +172,7 @@ def found(module: Any, spec: Model, naming: Naming) -> OwnModule:
     thing = user_code.named(text) if text else module
     name = text.rpartition(":")[2] or getattr(thing, "__name__", type(thing).__name__)
     if isinstance(thing, torch.nn.Module):
-        return OwnModule(name, functools.partial(_copy, thing), spec, naming)
+        return OwnModule(name, lambda: thing, spec, naming)
     if not callable(thing):
         raise BadInput(f"{name} must build a torch module, and is a {type(thing).__name__}")
     try:
@@ -276,8 +267,9 @@ def _mode() -> Any:
             if func in casts:
                 return args[0].to(casts[func])
             out = func(*args, **kwargs)
-            if isinstance(out, torch.Tensor) and out.dtype in wider and len(self.narrow) < 8:
-                self.narrow.append(f"{getattr(func, '__name__', func)} gives {out.dtype}")
+            for x in (out, *args):  # a table that is no buffer comes as an argument
+                if isinstance(x, torch.Tensor) and x.dtype in wider and len(self.narrow) < 8:
+                    self.narrow.append(f"{getattr(func, '__name__', func)} has a {x.dtype}")
             return out
 
     return Widened()

@@ -8,7 +8,6 @@ error, two draws of the same framework were seen to differ by five times.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ class Reordering:
         self.seed = seed
         self.axes: dict[str, list[np.ndarray | None]] = {}
         for move in [*moves(decoder_table.rows(spec, "unroll")), *moves(probes)]:
-            groups = re.findall(r"\([^)]*\)|\S+", axis_ops.sides(move.pattern)[0])
+            groups = axis_ops.axes(axis_ops.sides(move.pattern)[0])
             order = [self._order(g, move.sizes[g]) if g in REORDERED else None for g in groups]
             self.axes[move.src[0]] = order
 

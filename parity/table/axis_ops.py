@@ -24,9 +24,14 @@ def sides(pattern: str) -> tuple[str, str]:
     return left.strip(), right.strip()
 
 
+def axes(side: str) -> list[str]:
+    """Every axis of one side as it is written: "(n h) d" -> "(n h)", "d"."""
+    return re.findall(r"\([^)]*\)|\S+", side)
+
+
 def groups(side: str) -> list[list[str]]:
     """The letters of every axis of one side: "(n h) d" -> [n, h], [d]."""
-    return [letters(group) for group in re.findall(r"\([^)]*\)|\S+", side)]
+    return [letters(axis) for axis in axes(side)]
 
 
 def shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

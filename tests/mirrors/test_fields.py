@@ -39,6 +39,7 @@ from jaxtwin.configs import (
     Sinusoidal,
     T5Bias,
     Yarn,
+    own_parts,
 )
 from jaxtwin.configs import spec as spec_module
 from jaxtwin.jaxmodel import axes
@@ -150,10 +151,10 @@ CHANGES: dict[tuple[type, str], list[tuple[Any, str]]] = {
     (GQA, "sinks"): [(False, "shapes")],
     (GQA, "window"): [(4, "outputs"), (None, "outputs")],
     (Glu, "hidden"): [(11, "shapes")],
-    (Glu, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs")],
+    (Glu, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs"), ("relu", "outputs")],
     (Glu, "bias"): [(False, "shapes")],
     (Mlp, "hidden"): [(11, "shapes")],
-    (Mlp, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs")],
+    (Mlp, "act"): [("gelu", "outputs"), ("gelu_tanh", "outputs"), ("silu", "outputs")],
     (Mlp, "bias"): [(False, "shapes")],
     (Block, "pre_attn"): [(LOUD, "outputs"), (None, "shapes")],
     (Block, "attn"): [(NOPE, "outputs")],
@@ -237,9 +238,12 @@ def test_every_field_is_listed() -> None:
 
 
 def test_every_activation_and_pairing_is_among_the_changes() -> None:
-    """A Literal's every other value is tried."""
+    """A Literal's every other value is tried, and every activation that is built in."""
+    for mirror in (torchref.ffn, jaxmodel.ffn):
+        assert set(mirror.ACTIVATIONS) == set(own_parts.BUILT_IN)
     for (cls, field), values in CHANGES.items():
         choices = get_args(get_type_hints(cls, include_extras=True)[field])
+        choices = own_parts.BUILT_IN if field == "act" else choices
         if choices and all(isinstance(choice, str) for choice in choices):
             assert len(values) == len(choices) - 1, (cls, field)
 

@@ -179,8 +179,31 @@ def cached() -> torch.nn.Module:
 @pytest.mark.parametrize("module", [BUILT, cached])
 def test_a_module_that_was_there_before_is_never_called_equal(module: Any, tmp_path: Path) -> None:
     """Its tables are rounded to float32, and a wrong eps could hide behind that."""
-    with pytest.raises(BadInput, match=r"holds freqs_cos in torch.float32, made before .* anew"):
+    with pytest.raises(
+        BadInput, match=r"its freqs_cos is torch.float32.*makes the whole module anew"
+    ):
         checked(TINY, tmp_path, module=module, dtypes=["float64"])
+
+
+class Table(torch.nn.Module):
+    """A factor that is no buffer, made before anybody asked for float64."""
+
+    gain = torch.ones(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TINY.module()
+
+    def forward(self, tokens: torch.Tensor, targets: Any = None) -> torch.Tensor:
+        return self.inner(tokens, targets) * self.gain
+
+
+def test_a_table_that_is_no_buffer_is_seen(tmp_path: Path) -> None:
+    names = {f"inner.{e.theirs}": e.ours[0] for e in read(TINY.names).entries}
+    torch.save(Table().state_dict(), tmp_path / "table.pt")
+    how = {"names": names, "spec": TINY.spec, "module": Table, "witness": False}
+    with pytest.raises(BadInput, match=r"mul has a torch.float32"):
+        jaxtwin.check(tmp_path / "table.pt", dtypes=["float64"], **how)
 
 
 def narrowing() -> torch.nn.Module:
