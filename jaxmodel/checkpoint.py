@@ -239,6 +239,8 @@ def header(folder: str | os.PathLike[str]) -> tuple[Model, str]:
     keys = data.keys() - {"files"}
     if keys != {"format", "spec", "layout"} or data["layout"] not in list(LAYOUTS):
         raise BadInput(f"{path} must hold format, spec and a layout of {sorted(LAYOUTS)}")
+    if not isinstance(data.get("files", []), list):
+        raise BadInput(f"{path}: files must be a list of names")
     return from_json(data["spec"], str(path)), data["layout"]
 
 

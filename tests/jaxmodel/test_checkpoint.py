@@ -316,3 +316,18 @@ def test_a_killed_write_leaves_no_folder(tmp_path: Path) -> None:
             shutil.rmtree(left)
     assert (False, False) in outcomes  # at least one was killed while it wrote
     assert (False, True) not in outcomes
+
+
+@pytest.mark.parametrize("files", [3, ["../x"], ["a/b/c"], [7]])
+def test_odd_names_of_carried_files_are_refused(tmp_path: Path, files: object) -> None:
+    checkpoint.write(tmp_path / "model", SPEC, "scan", values())
+    path = tmp_path / "model" / "jaxtwin.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": files}))
+    message = r"files must be a list|cannot be carried along"
+    with pytest.raises(BadInput, match=message):
+        read_header(tmp_path / "model")
+
+
+def read_header(folder: Path) -> None:
+    checkpoint.header(folder)
+    checkpoint.carried(folder)
