@@ -93,7 +93,7 @@ def test_check_meets_the_record_and_transformers(golden: dict) -> None:
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("logits", "recorded, JAX: logits"),
+        pytest.param("logits", "recorded, JAX: logits", marks=pytest.mark.slow),
         pytest.param("loss", "recorded, JAX: loss, per target", marks=pytest.mark.slow),
         pytest.param(
             "grad/blocks.1.attn.k.weight",
@@ -205,7 +205,9 @@ def test_run_file_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda", "nonsense"])
+@pytest.mark.parametrize(
+    "platform", ["nonsense", *(pytest.param(p, marks=pytest.mark.slow) for p in ("tpu", "cuda"))]
+)
 def test_a_backend_that_is_not_there(tmp_path: Path, platform: str) -> None:
     """JAX says so with a RuntimeError, or with an assertion and no word at all."""
     done = subprocess.run(

@@ -173,7 +173,14 @@ except ValueError as error:
 """
 
 
-@pytest.mark.parametrize(("to", "dst"), [("jax", "out"), ("hf", "out"), ("torch", "out.pt")])
+@pytest.mark.parametrize(
+    ("to", "dst"),
+    [
+        ("jax", "out"),
+        pytest.param("hf", "out", marks=pytest.mark.slow),
+        pytest.param("torch", "out.pt", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_is_said_and_nothing_is_left(
     tmp_path: Path, ours: Path, to: str, dst: str
 ) -> None:

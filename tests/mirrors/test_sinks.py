@@ -113,6 +113,7 @@ def spec() -> Model:
     return replace(base, runs=(Run(blocks=tuple(blocks), repeats=1),))
 
 
+@pytest.mark.slow
 def test_against_transformers() -> None:
     """float64 between the mirrors; logits and every gradient of Granite's within the budget."""
     model, sinks = granite(), spec()

@@ -78,9 +78,8 @@ def test_the_command_that_compares(theirs: Path) -> None:
     assert "EQUAL" in run(theirs, COMMAND, "check", *words)
 
 
-@pytest.mark.parametrize(
-    "text", [COMPARE + FIXTURE, pytest.param(FIXTURE_ON_A_SOURCE, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [COMPARE + FIXTURE, FIXTURE_ON_A_SOURCE])
 def test_the_plugin(theirs: Path, text: str) -> None:
     (theirs / "tests" / "test_theirs.py").write_text(IMPORTS + text)
     assert "1 passed" in run(theirs, sys.executable, "-m", "pytest", "-q", "tests")

@@ -26,7 +26,8 @@ def run(*words: str, status: int = 0) -> Result:
     return result
 
 
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_is_checked(dtype: str) -> None:
     report = jaxtwin.check(VARIANT, tokens=48, dtypes=[dtype])
     assert report.equal

@@ -155,7 +155,13 @@ def test_every_public_name_is_used() -> None:
     assert USES.keys() == set(jaxtwin.__all__)
 
 
-@pytest.mark.parametrize("name", jaxtwin.__all__)
+SLOW = {"check", "fit"}  # others call these all the time
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in jaxtwin.__all__],
+)
 def test_a_public_name_works(name: str, tmp_path: Path) -> None:
     USES[name](tmp_path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -83,26 +82,21 @@ def test_what_is_to_come_is_refused_by_name(name: str) -> None:
         open_source(name)
 
 
-LIGHT = {"gpt2"}  # the others take minutes together
 # Of each row the last preset: the newest of its kind.
 SAMPLE = {re.findall(r"`([^`]+)`", row[0])[-1] for row in table("Models") if "`" in row[0]}
 
 
-def presets(*states: str) -> list:  # type: ignore[type-arg]
-    def level(name: str) -> Any:
-        if name in LIGHT:
-            return ()
-        return pytest.mark.slow if name in SAMPLE else pytest.mark.full
-
-    return [pytest.param(name, marks=level(name)) for name, state in MODELS if state in states]
+def presets(sample: set[str], *states: str) -> list:  # type: ignore[type-arg]
+    levels = {name: pytest.mark.slow if name in sample else pytest.mark.full for name, _ in MODELS}
+    return [pytest.param(name, marks=levels[name]) for name, state in MODELS if state in states]
 
 
-@pytest.mark.parametrize("name", presets("proven"))
+@pytest.mark.parametrize("name", presets(SAMPLE, "proven"))
 def test_proven_model_is_proven(name: str) -> None:
     assert proven(shrunk(PRESETS[name]))
 
 
-@pytest.mark.parametrize("name", presets("trains", "proven"))
+@pytest.mark.parametrize("name", presets({"gpt2", "gemma3-1b", "bloom-style"}, "trains", "proven"))
 def test_training_model_trains(name: str) -> None:
     """Twenty plain steps on one batch bring its loss down."""
     from flax import nnx

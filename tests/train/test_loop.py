@@ -162,6 +162,7 @@ def test_a_folder_of_another_run_is_refused(straight: Any) -> None:
     assert at_rest.steps(due.folder) == [5, 10]
 
 
+@pytest.mark.slow
 def test_a_run_that_never_saved_starts_again(straight: Any, tmp_path: Path) -> None:
     _, due, _ = straight
     at_rest.begin(tmp_path / "run", BYTES, "scan")

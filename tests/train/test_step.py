@@ -18,7 +18,11 @@ from jaxtwin.tests.helpers import kit, training
 from jaxtwin.train import loss, step
 from jaxtwin.train.checkpoint import named
 
-MESHES = [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2), (1, 1, 4)]
+MESHES = [
+    (2, 2, 2),
+    (1, 1, 4),
+    *(pytest.param(m, marks=pytest.mark.slow) for m in [(8, 1, 1), (1, 8, 1), (1, 1, 2)]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +89,7 @@ def test_every_mesh_is_within_the_float32_budget(
         assert kit.apart(grad, dues[path]) <= budget, path
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), pytest.param((2, 1, 1), marks=pytest.mark.slow)])
 def test_the_recorded_loss_and_gradients(
     golden: kit.Golden, x64: None, shape: tuple[int, int, int]
 ) -> None:
@@ -178,9 +182,8 @@ def summed(terms: list[np.ndarray], dtype: Any) -> np.ndarray:
     return total
 
 
-def stepped(plan: step.Plan, state: step.State, *batches: step.Batch) -> Any:
+def stepped(compiled: Any, plan: step.Plan, state: step.State, *batches: step.Batch) -> Any:
     """The state after those batches, and what each of them reported."""
-    compiled = step.make(plan)
     reports = []
     for batch in batches:
         state, metrics = compiled(state, training.on(plan, batch))
@@ -205,7 +208,8 @@ def four_steps() -> Any:
     arrays = training.lively(training.spec())
     before = {path: x.astype(ml_dtypes.bfloat16).astype("f4") for path, x in arrays.items()}
     batches = [training.batch(seed=i) for i in range(4)]
-    return plan, before, batches, *stepped(plan, step.placed(plan, before), *batches)
+    state = step.placed(plan, before)
+    return plan, before, batches, *stepped(step.make(plan), plan, state, *batches)
 
 
 def test_accumulated_parts_are_one_step(four_steps: Any) -> None:
@@ -255,8 +259,10 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     bad = replace(good[0], ids=np.full_like(good[0].ids, 47))
     optimizer = replace(training.ADAMW, warmup=0)
     plan = training.plan((2, 2, 2), spec, optimizer=optimizer)
-    straight, due = stepped(plan, step.placed(plan, arrays), *good)
-    state, reports = stepped(plan, step.placed(plan, arrays), good[0], bad, bad, good[1])
+    compiled = step.make(plan)
+    straight, due = stepped(compiled, plan, step.placed(plan, arrays), *good)
+    batches = good[0], bad, bad, good[1]
+    state, reports = stepped(compiled, plan, step.placed(plan, arrays), *batches)
     assert [bool(r.finite) for r in reports] == [True, False, False, True]
     assert not np.isfinite(reports[1].norm)
     assert (int(state.step), int(state.skipped), count(state)) == (4, 2, 2)
@@ -266,6 +272,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert due[0].rate > due[1].rate
 
 
+@pytest.mark.slow
 def test_fresh_values_do_not_depend_on_the_mesh() -> None:
     one = step.fresh(training.plan())
     plan = training.plan((2, 2, 2))

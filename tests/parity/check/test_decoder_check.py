@@ -152,7 +152,10 @@ def test_what_cannot_be_checked_is_refused(how: dict[str, Any], said: str) -> No
 
 @pytest.mark.parametrize(
     ("call", "failing"),
-    [("plain", "logits, of the ids alone"), ("cached", "logits, decoded from the cache")],
+    [
+        pytest.param("plain", "logits, of the ids alone", marks=pytest.mark.slow),
+        ("cached", "logits, decoded from the cache"),
+    ],
 )
 def test_the_other_calls_are_made_too(
     call: str, failing: str, monkeypatch: pytest.MonkeyPatch
@@ -213,9 +216,9 @@ def test_unknown_dtype_is_named() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "wrong", "redraw"),
     [
-        (["float32"], None, True),
+        pytest.param(["float32"], None, True, marks=pytest.mark.slow),
         (["float64", "float32"], None, True),
-        (["float64", "float32"], FAULTS["rope-base"], False),
+        pytest.param(["float64", "float32"], FAULTS["rope-base"], False, marks=pytest.mark.slow),
     ],
 )
 def test_roundings_are_drawn_anew_unless_float64_fails(

@@ -85,8 +85,8 @@ def pairs_and_eps(block: dict) -> None:
 WRONG = [
     slow(TINY, eps, [("layers.pre_attn.eps", "1e-05", "1e-06")]),
     slow(TINY, base, [("layers.attn.rope.base", "10000.0", "12345.0")]),
-    (TINY, pairs_and_eps, [("layers.attn.rope.pairs", "adjacent", "half"),
-                           ("layers.pre_ffn.eps", "1e-05", "1e-06")]),
+    slow(TINY, pairs_and_eps, [("layers.attn.rope.pairs", "adjacent", "half"),
+                               ("layers.pre_ffn.eps", "1e-05", "1e-06")]),
     slow(NANO, act, [("layers.ffn.act", "gelu", "gelu_tanh")]),
 ]  # fmt: skip
 

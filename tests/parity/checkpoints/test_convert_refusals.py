@@ -74,6 +74,7 @@ def test_load_takes_the_dtype_that_it_is_asked_for(golden: Any) -> None:
     assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 1e-13
 
 
+@pytest.mark.slow
 def test_load_of_a_preset_is_the_model_itself() -> None:
     from flax import nnx
 
@@ -225,7 +226,7 @@ print("well")
 """
 
 
-@pytest.mark.parametrize("how", ["finder", "None"])
+@pytest.mark.parametrize("how", ["finder", pytest.param("None", marks=pytest.mark.slow)])
 def test_all_but_torch_files_works_without_torch(tmp_path: Path, how: str) -> None:
     folder = hf_folder(tmp_path / "hf", "bfloat16")
     convert(folder, tmp_path / "jax")

@@ -49,6 +49,7 @@ def folder(path: Path, dtype: str = "bfloat16", layout: str = "scan") -> Path:
     return path / "jax"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process' peak")
 def test_the_peak_is_far_below_the_weights(tmp_path: Path) -> None:
     """400 MiB in shards; the largest tensor is 24 MiB, the largest stack 92 MiB.

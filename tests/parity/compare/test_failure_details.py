@@ -95,6 +95,7 @@ def test_heads_in_another_order() -> None:
     assert f"{logits.logits.flips} of {logits.logits.positions} top-1 tokens flip" in page
 
 
+@pytest.mark.slow
 def test_values_that_are_scaled() -> None:
     found = explained(answering(lambda q: q * 1.25 if q.shape[2] == HEADS else q))
     everywhere(found, "layers.0.attn.q", "the values times 1.25")
@@ -128,6 +129,7 @@ def test_at_most_so_many_and_the_first_divergences_before_all() -> None:
     assert set(known) >= {*truth.values, *truth.grads}
 
 
+@pytest.mark.slow
 def test_nothing_of_what_holds() -> None:
     tiny = PRESETS["reference-tiny"]
     held = {n: Tensor.of(x.numpy()) for n, x in torch_model(tiny).state_dict().items()}

@@ -70,6 +70,7 @@ def test_what_an_export_gets_wrong_is_seen(
     assert any(error > 0 and name.startswith(seen) for name, error in found.items()), found
 
 
+@pytest.mark.slow
 def test_a_folder_that_transformers_refuses_is_checked_without_it(tmp_path: Path) -> None:
     """It is stricter with some fields than its models need; that is no fault of the model."""
     folder = edit_config(hf_folder(tmp_path / "hf"), use_cache=None)

@@ -109,7 +109,7 @@ def other_element() -> tuple[Model, Tensors]:
             ["layers.0.attn.q.weight"],
             marks=pytest.mark.slow,
         ),
-        (other_eps, "norm", ["norm.weight"]),
+        pytest.param(other_eps, "norm", ["norm.weight"], marks=pytest.mark.slow),
         pytest.param(
             other_element,
             "layers.1.ffn",

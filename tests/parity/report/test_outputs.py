@@ -40,6 +40,7 @@ def shown(report: Report) -> str:
 # ---- the other side -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_output_says_what_the_jax_side_was_built_from(tmp_path: Path) -> None:
     how = {"dtypes": ["float64"], "tokens": 8, "layout": "unroll", "witness": False}
     report = check("reference-tiny", against="random:reference-tiny", **how)  # type: ignore[arg-type]

@@ -50,7 +50,9 @@ def test_there_are_sixty_kinds_or_more() -> None:
 
 
 # Every fault is caught and named in test_search.py; these few by the whole check, jitted.
-@pytest.mark.parametrize("name", ["k-v-swapped", "tile-not-repeat"])
+@pytest.mark.parametrize(
+    "name", ["k-v-swapped", pytest.param("tile-not-repeat", marks=pytest.mark.slow)]
+)
 def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: Report) -> None:
     report = check(SPEC, weights, name)
     assert not report.equal
@@ -71,6 +73,7 @@ def test_silent_fault_is_seen_where_it_is(name: str, weights: Mapping[str, Tenso
     assert set(failed(check(SPEC, weights, name))) == ONLY[name]
 
 
+@pytest.mark.slow
 def test_stopped_gradient_leaves_the_logits_alone(weights: Mapping[str, Tensor]) -> None:
     bad = failed(check(SPEC, weights, "gradient-stopped"))
     assert bad

@@ -53,6 +53,7 @@ def complete(table: dict[str, Any], names: list[str]) -> None:
 KNOWN = [*FAULTS, *kill_table.training()]
 
 
+@pytest.mark.slow
 def test_a_fault_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill_table, "MODELS", 1)
     names = kill_table.sample()[:1]

@@ -56,6 +56,7 @@ def nope() -> Model:
     return replace(base, runs=(Run(blocks=(replace(block, attn=attn),), repeats=2),))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cancels_is_no_alarm_and_a_wrong_one_is() -> None:
     spec = nope()
     given = weights(spec, 0)

@@ -46,7 +46,8 @@ def failed(checks: list[Check]) -> list[Check]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "accumulate", "tied"), [("scan", 2, True), ("unroll", 1, False)]
+    ("layout", "accumulate", "tied"),
+    [("scan", 2, True), pytest.param("unroll", 1, False, marks=pytest.mark.slow)],
 )
 def test_fifty_steps_in_float64(layout: str, accumulate: int, tied: bool) -> None:
     spec = tiny(tied=tied)
@@ -72,6 +73,7 @@ def test_fifty_steps_in_float64(layout: str, accumulate: int, tied: bool) -> Non
     assert found.steps[0]["parameters"] == 0
 
 
+@pytest.mark.slow
 def test_float32_is_within_what_torch_was_seen_to_lose() -> None:
     config = replace(CALM, b2=0.999)  # where optax's float32 correction of nu is coarse
     found = side_by_side(
