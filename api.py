@@ -117,8 +117,9 @@ def convert(
     ignore: Sequence[str] = (),
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:
-    """Writes the model that SRC names as a checkpoint of ours ("jax"), a Hugging Face folder ("hf")
-    or a .pt file ("torch"); returns the JSON of `jaxtwin convert` (docs/json.md).
+    """Writes the model that SRC names as a checkpoint of ours ("jax"), a Hugging Face folder
+    ("hf"), a folder of Meta's ("meta") or a .pt file ("torch"); returns the JSON of `convert`
+    (docs/json.md).
 
     `names` (with a `spec`, if the file has none) are those of a state dict of your own: of SRC, or
     where SRC is another kind of model, of the .pt that is written.

@@ -12,6 +12,7 @@ import typer
 class Target(StrEnum):
     jax = "jax"
     hf = "hf"
+    meta = "meta"
     torch = "torch"
 
 
@@ -82,7 +83,7 @@ Version = Annotated[
 ]
 
 # convert
-Dst = Annotated[Path, typer.Argument(help="A new folder (jax, hf) or .pt file (torch).")]
+Dst = Annotated[Path, typer.Argument(help="A new folder (jax, hf, meta) or .pt file (torch).")]
 To = Annotated[Target, typer.Option(help="What to write.")]
 DryRun = Annotated[bool, typer.Option(help="Prove and print the plan; write nothing.")]
 

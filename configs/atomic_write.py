@@ -14,7 +14,6 @@ from pathlib import Path
 
 from jaxtwin.configs.errors import BadInput
 
-TAKEN = "exists and is not an empty folder; name another or remove it first"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # what only writing can meet
 
 
@@ -22,7 +21,7 @@ class Unwritable(Exception):
     """For `appearing`: a library has failed to write, with an error of its own kind."""
 
 
-def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
+def refuse_taken(dst: str | os.PathLike[str]) -> Path:
     """The place that `dst` names, absolute and without links and dots in the way to it.
 
     BadInput where something exists (an empty folder may), and where nothing could be written: below
@@ -35,7 +34,8 @@ def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
         if place.is_dir() and not any(place.iterdir()):
             return place
         if os.path.lexists(place):
-            raise BadInput(f"{dst} {taken}")
+            full = " and is not empty" * place.is_dir()
+            raise BadInput(f"{dst} exists{full}; name another or remove it first")
         missing = [place, *_missing(place)]
         base = missing[-1].parent
         if not base.is_dir():
@@ -53,13 +53,13 @@ def refuse_taken(dst: str | os.PathLike[str], taken: str = TAKEN) -> Path:
 
 
 @contextlib.contextmanager
-def appearing(dst: str | os.PathLike[str], taken: str = TAKEN) -> Iterator[Path]:
+def appearing(dst: str | os.PathLike[str]) -> Iterator[Path]:
     """A hidden sibling path to write to (not made yet), renamed to `dst` once all went well.
 
     BadInput as `refuse_taken`, when something has appeared at `dst` meanwhile (it is left so),
     and when writing fails, on a full disk for one.
     """
-    place = refuse_taken(dst, taken)
+    place = refuse_taken(dst)
     new = _missing(place)
     hidden = place.with_name(f".{uuid.uuid4().hex[:12]}.part")  # short: any legal name has room
     try:

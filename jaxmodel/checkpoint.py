@@ -36,7 +36,6 @@ FORMAT = 1
 HEADER = "jaxtwin.json"
 PARAMS = "params"
 COMMITTED = "commit_success.txt"  # Orbax writes it last, on every kind of file system
-TAKEN = "exists and is not empty; name another folder or remove it first"
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,7 @@ def relaid(
 
 def refuse_taken(folder: str | os.PathLike[str]) -> None:
     """A BadInput unless the folder is absent or empty, and could be written."""
-    atomic_write.refuse_taken(folder, TAKEN)
+    atomic_write.refuse_taken(folder)
 
 
 def storage(*, partial: bool = False) -> ocp.Context:
@@ -353,7 +352,7 @@ def readable(step: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A hidden sibling to write into, which takes the folder's name once all went well."""
-    with atomic_write.appearing(folder, TAKEN) as hidden:
+    with atomic_write.appearing(folder) as hidden:
         hidden.mkdir()
         yield hidden
 

@@ -50,6 +50,7 @@ hypothesis.settings.load_profile("steady")
 
 from jaxtwin.configs.memory import give_back  # noqa: E402
 from jaxtwin.tests.helpers.kit import GOLDEN, Golden  # noqa: E402
+from jaxtwin.tests.helpers.levels import slow  # noqa: E402
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def x64() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", params=GOLDEN)
+@pytest.fixture(scope="session", params=[GOLDEN[0], slow(GOLDEN[1])])
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Each recorded model in turn."""
     return Golden.load(request.param)

@@ -83,11 +83,12 @@ def tokens(
     name = hashlib.sha256(key).hexdigest()[:16]
     path = cache / f"{name}.npy"
     if path.exists():
-        return Tokens(_checked(np.load(path, mmap_mode="r"), end, vocab), end, name)
+        ids = np.load(path, mmap_mode="r")
+        return Tokens(_checked(ids, end, vocab, tokenizer is None), end, name)
     parts = _bytes(texts) if tokenizer is None else _encoded(tokenizer, texts)
     stop = np.array([end], np.int32)
-    ids = _checked(np.concatenate([x for part in parts for x in (part, stop)]), end, vocab)
-    return Tokens(ids, end, name)
+    ids = np.concatenate([x for part in parts for x in (part, stop)])
+    return Tokens(_checked(ids, end, vocab, tokenizer is None), end, name)
 
 
 def store(tokens: Tokens, cache: Path) -> None:
@@ -117,12 +118,11 @@ def _encoded(file: bytes, texts: list[str]) -> list[np.ndarray]:
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
-def _checked(ids: np.ndarray, end: int, vocab: int) -> np.ndarray:
+def _checked(ids: np.ndarray, end: int, vocab: int, raw: bool) -> np.ndarray:
     top = max(int(ids.max()), end)
     if top >= vocab:
-        raise BadInput(
-            f"the tokenizer gives id {top}, but the model's vocabulary ends at {vocab - 1}"
-        )
+        source = "the text, in bytes for want of a tokenizer.json," if raw else "the tokenizer"
+        raise BadInput(f"{source} has id {top}, but the model's vocabulary ends at {vocab - 1}")
     return ids
 
 

@@ -20,7 +20,14 @@ import numpy as np
 from jaxtwin.configs import BadInput
 from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.checkpoints import state_dict, writers
-from jaxtwin.parity.checkpoints.dialects import HF_CONFIG, family_of, to_hf
+from jaxtwin.parity.checkpoints.consolidated import EMBEDDING, HEAD
+from jaxtwin.parity.checkpoints.dialects import (
+    HF_CONFIG,
+    META_LLAMA,
+    family_of,
+    to_hf,
+    to_meta,
+)
 from jaxtwin.parity.checkpoints.loading import jax_tensors, proven_back
 from jaxtwin.parity.checkpoints.opened import IDS, Source
 from jaxtwin.parity.checkpoints.source import open_source
@@ -46,7 +53,10 @@ def convert(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
-    """Writes SRC as a checkpoint of ours ("jax"), a Hugging Face folder ("hf") or a .pt ("torch").
+    """Writes SRC in one of four formats.
+
+    A checkpoint of ours ("jax"), a Hugging Face folder ("hf"), one of Meta's ("meta"), a .pt
+    ("torch").
 
     `reading` are keywords of `open_source`: names, spec, ignore. The names are those that a .pt is
     written under, where SRC is no state dict that they are for.
@@ -57,8 +67,8 @@ def convert(
     written. `layout` is that of a jax target; `seed` is for a preset's random weights; `shard` is
     the size limit of one HF file.
 
-    In memory at a time: a few tensors; for torch the whole model, because it writes from memory. Of
-    a checkpoint that a training run wrote, a stack of layers is read whole.
+    In memory at a time: a few tensors; the whole model for torch and meta, because torch writes
+    from memory. Of a checkpoint that a training run wrote, a stack of layers is read whole.
     BadInput on anything that is wrong with SRC or DST; then nothing is written.
     """
     if to not in TARGETS:
@@ -182,13 +192,35 @@ def _of_published(rows: Sequence[Row]) -> list[Step]:
 
 
 def refuse_other_suffix(dst: Path) -> None:
-    """BadInput for what is no name of a torch file, or where torch is not there to write it."""
+    """BadInput for what is no name of a torch file, or where torch is not installed."""
     if dst.suffix not in (".pt", ".pth"):
         raise BadInput(f"a torch checkpoint is one file: name it {dst}.pt")
+    needs_torch(dst)
+
+
+def needs_torch(dst: Path) -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
         raise BadInput(f"{dst} needs torch: pip install 'jaxtwin[torch]'") from None
+
+
+def to_meta_folder(source: Source, dst: Path, layout: str, shard: int) -> Plan:
+    needs_torch(dst)
+    notes: list[str] = []
+    params = to_meta(source.spec, notes)
+    rows = META_LLAMA.rows(source.spec)
+    published = backward(rows, source.tensors, source.name)
+    proven_back(forward(rows, published, source.name), source)
+
+    def write(tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+        named = backward(rows, tensors, source.name)
+        if source.spec.tied:  # Meta's code has two weights there, and looks for both
+            named[HEAD] = named[EMBEDDING]
+        files = {name: data for name, data in carry.items() if name not in (IDS, HF_CONFIG)}
+        writers.write_meta(dst, params, named, files)
+
+    return Plan(_of_published(rows), write, tuple(notes))
 
 
 def to_torch(source: Source, dst: Path, layout: str, shard: int) -> Plan:
@@ -227,6 +259,7 @@ def to_state_dict(source: Source, dst: Path, to: str, naming: Naming) -> Plan:
 TARGETS: dict[str, Callable[[Source, Path, str, int], Plan]] = {
     "jax": to_jax,
     "hf": to_hf_folder,
+    "meta": to_meta_folder,
     "torch": to_torch,
 }
 

@@ -136,7 +136,8 @@ def torch_load(path: Path) -> Any:
     except pickle.UnpicklingError:
         raise BadInput(
             f"{path} is no file of tensors alone. Loading whatever else it holds could run code "
-            "that came with it, so nothing was loaded; get the weights as .safetensors"
+            "that came with it, so nothing was loaded; save the weights alone, with "
+            "torch.save(module.state_dict(), ...), or get them as .safetensors"
         ) from None
     except Exception as error:  # a damaged file raises many kinds
         line = (str(error).strip() or type(error).__name__).splitlines()[0]

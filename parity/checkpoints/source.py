@@ -167,21 +167,23 @@ def _own_names(path: Path, naming: Naming, spec: Model | str | None) -> Source:
 
 def _preset(name: str, spec: Model, seed: int, notes: tuple[str, ...] = ()) -> Source:
     """Random weights of a seed, drawn when the first of them is read."""
-    from flax import nnx
-
-    from jaxtwin import jaxmodel
-    from jaxtwin.jaxmodel import axes
 
     @functools.cache
     def values() -> dict[str, Any]:
+        from flax import nnx
+
+        from jaxtwin import jaxmodel
+        from jaxtwin.jaxmodel import axes
+
         return axes.arrays(jaxmodel.Decoder(spec, rngs=nnx.Rngs(seed), layout="unroll"))
 
     def read_one(path: str) -> Callable[[], np.ndarray]:
         return lambda: np.asarray(values()[path])
 
-    shapes = axes.arrays(jaxmodel.abstract(spec, layout="unroll"))
-    arrays = {p: Tensor(tuple(x.shape), np.dtype(x.dtype), read_one(p)) for p, x in shapes.items()}
-    tensors = backward(decoder_table.rows(spec, "unroll"), arrays, name)
+    rows = decoder_table.rows(spec, "unroll")
+    float32 = np.dtype("float32")
+    arrays = {m.dst: Tensor(m.dst_shape, float32, read_one(m.dst)) for m in moves(rows)}
+    tensors = backward(rows, arrays, name)
     all_notes = (f"random weights of seed {seed}", *notes)
     return Source(name, "preset", spec, tensors, tensors, {n: n for n in tensors}, notes=all_notes)
 

@@ -29,7 +29,7 @@ from jaxtwin.parity.table.tensors import Tensor, Tensors
 SHARD = 5_000_000_000  # bytes of tensors in one file, at most
 PIECE = 2**26  # bytes put in order at once
 
-__all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "write_pt"]
+__all__ = ["SHARD", "appearing", "refuse_taken", "write_hf", "write_json", "write_meta", "write_pt"]
 
 
 class Behind:
@@ -175,6 +175,27 @@ def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes
             torch.save(data, hidden)
         except RuntimeError as error:  # where the disk is full, too
             raise Unwritable(error) from error
+
+
+def write_meta(
+    dst: Path, params: Mapping[str, Any], tensors: Tensors, carry: Mapping[str, bytes]
+) -> None:
+    """A folder as Meta publishes one. torch writes the tensors from memory, all of them at once."""
+    import torch
+
+    from jaxtwin.parity.table import bridge
+
+    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    with appearing(dst) as hidden:
+        hidden.mkdir()
+        for name, data in carry.items():
+            (hidden / name).parent.mkdir(exist_ok=True)
+            (hidden / name).write_bytes(data)
+        try:
+            torch.save(state, hidden / "consolidated.00.pth")
+        except RuntimeError as error:  # where the disk is full, too
+            raise Unwritable(error) from error
+        write_json(hidden / "params.json", params)  # last: nothing reads a folder without it
 
 
 def write_state_dict(dst: Path, tensors: Tensors) -> None:

@@ -156,6 +156,7 @@ def propose(
     `no_weights` are known to be none (buffers, or integers). `stored` says of a name how its module
     holds a matrix: "(out, in)", "(in, out)" or "embedding", where the module's class tells.
     """
+    _of_these_sizes(shapes, spec)
     theirs = templates(shapes, len(spec.layers))
     out = [name for name in theirs if any(n in no_weights for n in theirs[name])]
     choices: dict[str, list[Choice]] = {}
@@ -172,6 +173,28 @@ def propose(
         both = [n for n, some in choices.items() if any(c.ours == (EMBED,) for c in some)]
         copies = set(sorted(both, key=lambda n: bool(re.search(PLAIN["head"], n)))[1:])
     return Proposal(spec, choices, copies).narrowed()
+
+
+def _of_these_sizes(shapes: Mapping[str, tuple[int, ...]], spec: Model) -> None:
+    """BadInput where the spec is of another depth, or no tensor can be its embedding.
+
+    Said first: else every tensor would be one that fits nothing.
+    """
+    wrong = []
+    counted = {int(n) for name in shapes for n in re.findall(r"(?:^|\.)(\d+)(?=\.)", name)[:1]}
+    if counted and len(counted) != len(spec.layers):
+        wrong.append(f"it has {len(spec.layers)} layers, and the names count {len(counted)}")
+    if (spec.vocab, spec.d) not in map(tuple, shapes.values()):
+        matrices = {tuple(s): name for name, s in shapes.items() if len(s) == 2}
+        wrong.append(f"its embedding is {(spec.vocab, spec.d)}, and no tensor has that shape")
+        if matrices:
+            longest = max(matrices, key=max)
+            wrong[-1] += f" (the longest is {matrices[longest]}, {longest})"
+    if wrong:
+        raise BadInput(
+            f"the spec is of other sizes: {'; '.join(wrong)}. Write one of the model's own sizes, "
+            "such as SPEC = dataclasses.replace(...) in a file, and name it FILE.py:SPEC"
+        )
 
 
 def templates(names: Mapping[str, Any], layers: int) -> dict[str, list[str]]:

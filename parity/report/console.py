@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxtwin.configs import Model
-from jaxtwin.parity.report.results import Check, Report, number, verdict
+from jaxtwin.parity.report.results import Check, Report, number, verdict, worst_first
 from jaxtwin.parity.report.wording import (
     budget_share,
     difference_line,
@@ -30,6 +30,7 @@ def printer(columns: int) -> Console:
 
 
 TIGHTEST = 3  # of the gradients that hold, how many are shown for each dtype
+WORST = 10  # and of those that fail: one wrong part spoils the gradient of every parameter
 
 
 def show(report: Report, console: Console, everything: bool = False) -> None:
@@ -41,14 +42,17 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     for name in ("dtype", "what", "error", "budget", "used", ""):
         right = name in ("error", "budget", "used")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    shown, hidden = chosen(report.checks, everything)
+    shown = chosen(report.checks, everything)
     for check in shown:
         mark = Text("ok", "green") if check.ok else Text("FAILS", "bold red")
         error, budget = number(check.error, check.dtype), number(check.budget, check.dtype)
         table.add_row(check.dtype, check.name, error, budget, budget_share(check.margin), mark)
     console.print(table)
-    if hidden:
-        console.print(f"and {hidden} more that hold with more room (--all shows them)", style="dim")
+    listed = {id(check) for check in shown}
+    left = [check.ok for check in report.checks if id(check) not in listed]
+    parts = [(left.count(False), "gradients that fail"), (left.count(True), "that hold")]
+    if rest := " and ".join(f"{count} {what}" for count, what in parts if count):
+        console.print(f"not listed: {rest}, each by less (--all shows them)", style="dim")
     _findings(report, console)
     for note in report.notes:
         console.print(f"note: {note}", style="yellow")
@@ -81,21 +85,23 @@ def show_changes(changes: Sequence[str], console: Console) -> None:
         console.print("since the baseline: nothing changed")
 
 
-def chosen(checks: list[Check], everything: bool) -> tuple[list[Check], int]:
-    """Every check that fails and every one that is no gradient; of the gradients, the tightest."""
+def chosen(checks: list[Check], everything: bool) -> list[Check]:
+    """Every check but gradients, and of these those that fail by most and that hold by least.
+
+    So many for each dtype and side.
+    """
     if everything:
-        return checks, 0
-    groups: dict[tuple[str, str], list[Check]] = defaultdict(list)
+        return checks
+    groups: dict[tuple[str, str, bool], list[Check]] = defaultdict(list)
     for check in checks:
-        if check.kind == "gradient" and check.ok:
-            groups[check.dtype, check.label].append(check)
-    tight = {
+        if check.kind == "gradient":
+            groups[check.dtype, check.label, check.ok].append(check)
+    first = {
         id(check)
-        for group in groups.values()
-        for check in sorted(group, key=lambda c: -c.margin)[:TIGHTEST]
+        for (_, _, ok), group in groups.items()
+        for check in sorted(group, key=worst_first, reverse=True)[: TIGHTEST if ok else WORST]
     }
-    shown = [c for c in checks if not c.ok or c.kind != "gradient" or id(c) in tight]
-    return shown, len(checks) - len(shown)
+    return [c for c in checks if c.kind != "gradient" or id(c) in first]
 
 
 def show_conversion(report: dict[str, Any]) -> None:

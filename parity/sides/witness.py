@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.checkpoints.dialects import family_of, from_hf, is_float8, to_hf
-from jaxtwin.parity.checkpoints.dialects.hf import differences
+from jaxtwin.parity.checkpoints.dialects.base import differences
 from jaxtwin.parity.sides import runs, settings
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.outcome import Outcome

@@ -16,6 +16,7 @@ from jaxtwin.cli import around
 from jaxtwin.cli.main import app
 from jaxtwin.tests.helpers import ROOT
 from jaxtwin.tests.helpers.kit import DATA
+from jaxtwin.tests.helpers.levels import slow
 
 GOLDEN = str(DATA / "reference_mqa_untied.npz")
 
@@ -205,9 +206,7 @@ def test_run_file_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "platform", ["nonsense", *(pytest.param(p, marks=pytest.mark.slow) for p in ("tpu", "cuda"))]
-)
+@pytest.mark.parametrize("platform", ["nonsense", *map(slow, ("tpu", "cuda"))])
 def test_a_backend_that_is_not_there(tmp_path: Path, platform: str) -> None:
     """JAX says so with a RuntimeError, or with an assertion and no word at all."""
     done = subprocess.run(

@@ -16,6 +16,7 @@ from jaxtwin.jaxmodel import checkpoint
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.tests.helpers.folders import entries, pt_file, spec_of, torch_state
+from jaxtwin.tests.helpers.levels import slow
 
 
 @pytest.fixture
@@ -109,8 +110,8 @@ def test_a_long_name_is_written_and_one_too_long_refused(
     [
         ("a.pt/out", "cannot be written: .*a.pt is not a folder"),
         ("a.pt/deep/out", "cannot be written: .*a.pt is not a folder"),
-        ("new/..", "exists and is not an empty folder"),
-        ("new/../a.pt", "exists and is not an empty folder"),
+        ("new/..", "exists and is not empty; name another"),
+        ("new/../a.pt", "a.pt exists; name another"),
         ("o\0ut", "cannot be written: .*null"),
     ],
 )
@@ -177,8 +178,8 @@ except ValueError as error:
     ("to", "dst"),
     [
         ("jax", "out"),
-        pytest.param("hf", "out", marks=pytest.mark.slow),
-        pytest.param("torch", "out.pt", marks=pytest.mark.slow),
+        slow("hf", "out"),
+        slow("torch", "out.pt"),
     ],
 )
 def test_a_full_disk_is_said_and_nothing_is_left(

@@ -239,7 +239,7 @@ def test_writing_refuses_what_is_there_already(saved: Path, tmp_path: Path) -> N
     with pytest.raises(BadInput, match="exists and is not empty"):
         checkpoint.write(saved, SPEC, "scan", values())
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(BadInput, match="exists and is not empty"):
+    with pytest.raises(BadInput, match="exists; name another"):
         checkpoint.write(tmp_path / "file", SPEC, "scan", values())
     (tmp_path / "empty").mkdir()
     checkpoint.write(tmp_path / "empty", SPEC, "scan", values())

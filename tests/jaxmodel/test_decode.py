@@ -16,6 +16,7 @@ from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.jaxmodel import Decoder, axes, generate, sample
 from jaxtwin.tests.helpers import kit
+from jaxtwin.tests.helpers.levels import slow
 
 
 def small(**more) -> Model:
@@ -68,9 +69,7 @@ def test_rows_decode_apart(x64: None) -> None:
     assert kit.apart(both[1:], alone) <= 1e-13
 
 
-@pytest.mark.parametrize(
-    ("length", "layout"), [(60, "unroll"), pytest.param(300, "scan", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("length", "layout"), [(60, "unroll"), slow(300, "scan")])
 def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     spec = small(max_len=300)
     model = kit.jax_model(kit.torch_model(spec).float(), layout)
@@ -80,9 +79,7 @@ def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     assert kit.apart(logits, whole[:, -1]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("length", "layout"), [(60, "unroll"), pytest.param(300, "scan", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("length", "layout"), [(60, "unroll"), slow(300, "scan")])
 def test_bfloat16_cached_is_no_worse_than_uncached(layout: str, length: int) -> None:
     """Not bit-equal: stated. Against float64 both paths err alike, within the check's factor of 2.
 
@@ -126,7 +123,7 @@ def compiled() -> Iterator[list[str]]:
     counter.on = False
 
 
-@pytest.mark.parametrize("layout", ["scan", pytest.param("unroll", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["scan", slow("unroll")])
 def test_twenty_tokens_compile_twice(
     layout: str, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from jaxtwin.parity.selftest.tiny_models import weights
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.tests.helpers import training
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.torchref import aux as torch_aux
 from jaxtwin.torchref import ffn as torch_ffn
 from jaxtwin.train import loss
@@ -81,7 +82,7 @@ def torch_of_nll_alone(tensors: Any, given: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.usefixtures("speaking")
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [slow(1), 2])
 def test_the_trainer_adds_it_to_its_loss(accumulate: int) -> None:
     plan = training.plan(accumulate=accumulate)
     params = {

@@ -194,7 +194,9 @@ ELSEWHERE = {
     ),
 }
 CASES = [
-    pytest.param(cls, field, value, where, id=f"{cls.__name__}.{field}-{i}")
+    pytest.param(
+        cls, field, value, where, id=f"{cls.__name__}.{field}-{i}", marks=[pytest.mark.slow][:i]
+    )
     for (cls, field), values in CHANGES.items()
     for i, (value, where) in enumerate(values)
 ]

@@ -206,7 +206,7 @@ def agree(spec: Model, layout: str, seed: int) -> None:
 
 
 @hypothesis.given(spec=models(), layout=SMALL(["scan", "unroll"]), seed=st.integers(0, 99))
-@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=2, phases=[hypothesis.Phase.generate])
 def test_any_spec(spec: Model, layout: str, seed: int) -> None:
     agree(spec, layout, seed)
 

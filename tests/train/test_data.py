@@ -37,7 +37,8 @@ def test_bytes_where_there_is_no_tokenizer(tmp_path: Path) -> None:
     tokens = data.tokens(TEXT, 257, None, (), tmp_path)
     parts = bytes_of(tokens.ids, 256)
     assert parts == [text.encode() for text in data.documents(TEXT.max_bytes)]
-    with pytest.raises(BadInput, match="id 256, but the model's vocabulary ends at 255"):
+    message = "the text, in bytes for .*, has id 256, but the model's vocabulary ends at 255"
+    with pytest.raises(BadInput, match=message):
         data.tokens(TEXT, 256, None, (), tmp_path)
 
 
@@ -79,7 +80,7 @@ def test_the_checkpoints_own_tokenizer(tmp_path: Path, tokenizer: tokenizers.Tok
     parts = [part[part != 1].tolist() for part in np.split(tokens.ids, cuts + 1)[:-1]]
     assert tokenizer.decode_batch(parts) == data.documents(TEXT.max_bytes)
     top = tokens.ids.max()
-    with pytest.raises(BadInput, match=f"gives id {top}, but .* ends at {top - 1}"):
+    with pytest.raises(BadInput, match=f"the tokenizer has id {top}, but .* ends at {top - 1}"):
         data.tokens(TEXT, top, file, (1,), tmp_path)
 
 

@@ -15,13 +15,14 @@ import torch
 from jaxtwin.configs import BadInput
 from jaxtwin.jaxmodel import checkpoint
 from jaxtwin.tests.helpers import kit, training
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.train import loss, step
 from jaxtwin.train.checkpoint import named
 
 MESHES = [
     (2, 2, 2),
     (1, 1, 4),
-    *(pytest.param(m, marks=pytest.mark.slow) for m in [(8, 1, 1), (1, 8, 1), (1, 1, 2)]),
+    *map(slow, [(8, 1, 1), (1, 8, 1), (1, 1, 2)]),
 ]
 
 
@@ -89,7 +90,7 @@ def test_every_mesh_is_within_the_float32_budget(
         assert kit.apart(grad, dues[path]) <= budget, path
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), pytest.param((2, 1, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), slow((2, 1, 1))])
 def test_the_recorded_loss_and_gradients(
     golden: kit.Golden, x64: None, shape: tuple[int, int, int]
 ) -> None:

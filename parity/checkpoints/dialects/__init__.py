@@ -26,7 +26,7 @@ from jaxtwin.parity.checkpoints.dialects.hf import (
 )
 from jaxtwin.parity.checkpoints.dialects.hf_keys import TOKEN_IDS
 from jaxtwin.parity.checkpoints.dialects.hf_llama import HF_LLAMA
-from jaxtwin.parity.checkpoints.dialects.meta_llama import META_LLAMA, from_meta
+from jaxtwin.parity.checkpoints.dialects.meta_llama import META_LLAMA, from_meta, to_meta
 from jaxtwin.parity.checkpoints.dialects.reference import REFERENCE, from_reference
 
 GGUFS = (GGUF_LLAMA, GGUF_QWEN, GGUF_GEMMA)
@@ -86,4 +86,5 @@ __all__ = [
     "of_architecture",
     "of_model_type",
     "to_hf",
+    "to_meta",
 ]

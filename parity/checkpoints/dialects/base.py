@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxtwin.configs import BadInput, Model, nearest
+from jaxtwin.configs.spec import to_json
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.row import Row
 
@@ -80,8 +81,9 @@ class Fields:
     `fixed`: settings that must have one of the listed values, since only those are supported.
     `ignored`: settings that change nothing computed, with the reason. `defaults`: what `whose`
     implementation takes for a setting that is not there; each that is used is noted. `ignore`:
-    unknown settings that the user says change nothing; None for every one. All problems are
-    collected and raised together, as one BadInput.
+    unknown settings that the user says change nothing; None for every one. `noted`: which of the
+    `ignored` are named in a note where they are set to something. All problems are collected and
+    raised together, as one BadInput.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class Fields:
         ignored: Mapping[str, str],
         defaults: Mapping[str, Any] | None = None,
         ignore: Collection[str] | None = (),
+        noted: Collection[str] = (),
         whose: str = "transformers' class",
     ):
         self.settings, self.where, self.fixed, self.ignored = settings, where, fixed, ignored
         self.defaults, self.whose, self.ignore = defaults or {}, whose, ignore
+        self.noted = noted
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.taken: set[str] = set()
@@ -193,6 +197,12 @@ class Fields:
                     f"{key}: unknown setting; {nearest(key, known)} If it changes nothing that is "
                     f"computed: --ignore {key}"
                 )
+        passed: dict[str, list[str]] = {}
+        for key in sorted(self.settings.keys() & set(self.noted)):
+            if self.settings[key]:
+                of = f"{key} {as_json(self.settings[key]):.40}"
+                passed.setdefault(self.ignored[key], []).append(of)
+        self.notes += [f"passed over, {why}: {', '.join(keys)}" for why, keys in passed.items()]
 
     def finish(self) -> None:
         """Raises the BadInput, if anything is wrong or was not read."""
@@ -231,3 +241,42 @@ def complaints(error: pydantic.ValidationError) -> list[str]:
     """What a spec class refuses, each as "field: why"."""
     found = error.errors(include_url=False)
     return [": ".join([*map(str, e["loc"][-1:]), e["msg"]]) for e in found]
+
+
+def differences(one: Model, other: Model) -> list[tuple[str, str]]:
+    """Every decision that the two do not share, as "name = value" of each.
+
+    Layer by layer; the order of rotary pairs left out, and how layers are put into runs.
+    """
+    a, b = _decisions(one), _decisions(other)
+    names = [*a, *(name for name in b if name not in a)]
+    return [
+        (f"{name} = {a.get(name)!r}", f"{name} = {b.get(name)!r}")
+        for name in names
+        if a.get(name, ...) != b.get(name, ...)
+    ]
+
+
+def _decisions(spec: Model) -> dict[str, Any]:
+    """Every decision of the model by its name, what stands for a default written out."""
+
+    def walk(name: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, Mapping):
+            inner = [walk(f"{name}.{k}", v) for k, v in value.items() if k != "pairs"]
+            return {
+                name: value.get("kind", "present"),
+                **{k: v for d in inner for k, v in d.items()},
+            }
+        return {name: value}
+
+    data = to_json(spec)
+    runs = data.pop("runs")
+    layers = [block for run in runs for block in run["blocks"] * run["repeats"]]
+    out = walk("model", data)
+    for i, block in enumerate(layers):
+        attn = block["attn"]
+        attn["scale"] = attn["scale"] or attn["width"] ** -0.5
+        if attn["rope"]:
+            attn["rope"]["width"] = attn["rope"]["width"] or attn["width"]
+        out |= walk(f"layers.{i}", block)
+    return out

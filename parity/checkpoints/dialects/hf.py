@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from jaxtwin.configs import BadInput, Model, nearest
-from jaxtwin.configs.spec import to_json
-from jaxtwin.parity.checkpoints.dialects.base import build_spec
+from jaxtwin.parity.checkpoints.dialects.base import build_spec, differences
 from jaxtwin.parity.checkpoints.dialects.hf_bloom import BLOOM
 from jaxtwin.parity.checkpoints.dialects.hf_gemma import GEMMA, GEMMA2, GEMMA3
 from jaxtwin.parity.checkpoints.dialects.hf_gpt2 import GPT2
@@ -211,42 +210,3 @@ def _written(spec: Model) -> tuple[Family, dict[str, Any]]:
         problem = f"a Hugging Face {family.model_type} has {theirs}, and this model has {ours}"
         tried.append((len(odd), problem))
     raise BadInput(min(tried, key=lambda each: each[0])[1])
-
-
-def differences(one: Model, other: Model) -> list[tuple[str, str]]:
-    """Every decision that the two do not share, as "name = value" of each.
-
-    Layer by layer; the order of rotary pairs left out, and how layers are put into runs.
-    """
-    a, b = _decisions(one), _decisions(other)
-    names = [*a, *(name for name in b if name not in a)]
-    return [
-        (f"{name} = {a.get(name)!r}", f"{name} = {b.get(name)!r}")
-        for name in names
-        if a.get(name, ...) != b.get(name, ...)
-    ]
-
-
-def _decisions(spec: Model) -> dict[str, Any]:
-    """Every decision of the model by its name, what stands for a default written out."""
-
-    def walk(name: str, value: Any) -> dict[str, Any]:
-        if isinstance(value, Mapping):
-            inner = [walk(f"{name}.{k}", v) for k, v in value.items() if k != "pairs"]
-            return {
-                name: value.get("kind", "present"),
-                **{k: v for d in inner for k, v in d.items()},
-            }
-        return {name: value}
-
-    data = to_json(spec)
-    runs = data.pop("runs")
-    layers = [block for run in runs for block in run["blocks"] * run["repeats"]]
-    out = walk("model", data)
-    for i, block in enumerate(layers):
-        attn = block["attn"]
-        attn["scale"] = attn["scale"] or attn["width"] ** -0.5
-        if attn["rope"]:
-            attn["rope"]["width"] = attn["rope"]["width"] or attn["width"]
-        out |= walk(f"layers.{i}", block)
-    return out

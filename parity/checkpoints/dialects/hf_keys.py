@@ -132,6 +132,7 @@ IN_TRAINING = [
 ]
 IGNORED |= dict.fromkeys(GENERATION, "how text is generated")
 IGNORED |= dict.fromkeys(IN_TRAINING, "in training alone")
+NOTED = {*GENERATION, *IN_TRAINING} - {"use_cache"}  # which nearly every file has
 LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4_096,
@@ -228,6 +229,7 @@ class Family:
             ignored={**IGNORED, **self.ignored},
             defaults=self.defaults,
             ignore=ignore,
+            noted=NOTED,
         )
 
 

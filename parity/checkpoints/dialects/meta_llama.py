@@ -10,12 +10,13 @@ Hugging Face's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtwin.configs import Llama3, Model
+from jaxtwin.configs import BadInput, Block, Glu, Llama3, Model
 from jaxtwin.configs.llama import llama
-from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, build_spec
+from jaxtwin.parity.checkpoints.dialects.base import Dialect, Fields, build_spec, differences
 from jaxtwin.parity.table.row import Row
 
 LAYER = "layers.{l}."
@@ -91,6 +92,53 @@ def from_meta(
         notes.append(f"{where} has no rope_theta: base {BASE}, as in the code of Llama 1 and 2")
     sizes |= {"d": d, "layers": layers, "heads": heads, "kv": kv, "base": base, "eps": eps}
     return build_spec(llama, where, **sizes, tied=tied, scaling=scaling, pairs="half")
+
+
+def to_meta(spec: Model, notes: list[str]) -> dict[str, Any]:
+    """The params.json of a spec, with no key that Meta's releases lack unless nothing else tells.
+
+    BadInput where no params.json says the spec, naming the first difference.
+    """
+    first = spec.layers[0]
+    attn, rope = first.attn, first.attn.rope
+    if rope is None or not isinstance(first, Block) or not isinstance(first.ffn, Glu):
+        raise BadInput("Meta's files are of Llamas, with rotary positions and a gated feed-forward")
+    params: dict[str, Any] = {
+        "dim": spec.d,
+        "n_layers": len(spec.layers),
+        "n_heads": attn.heads,
+        "n_kv_heads": attn.kv,
+        "vocab_size": spec.vocab,
+        **_ffn_keys(spec.d, first.ffn.hidden),
+        "norm_eps": getattr(spec.norm, "eps", None),
+    }
+    base: dict[str, Any] = {"rope_theta": rope.base}
+    more: dict[str, Any] = {"max_seq_len": spec.max_len}
+    if isinstance(rope.scaling, Llama3):
+        base["use_scaled_rope"] = True
+        more["rope_scaling_factor"] = rope.scaling.factor
+        more["rope_high_freq_factor"] = rope.scaling.high
+    odd: list[tuple[str, str]] = []
+    for written in ({}, base, {**base, **more}):  # as Llama 1 and 2, as Llama 3, and in full
+        with contextlib.suppress(BadInput):  # no release is told by these
+            back = from_meta({**params, **written}, {}, spec.tied, "params.json", [])
+            if not (odd := differences(spec, back)):
+                if "max_seq_len" in written:
+                    extra = " and ".join(more)
+                    notes.append(f"params.json has {extra}, which not all of Meta's code knows")
+                return {**params, **written}
+    if not odd:
+        from_meta({**params, **base, **more}, {}, spec.tied, "params.json", [])
+    raise BadInput(f"Meta's files say {odd[0][1]}, and this model has {odd[0][0]}")
+
+
+def _ffn_keys(dim: int, hidden: int) -> dict[str, Any]:
+    """What makes a feed-forward of this width: as in a release, else the multiplier that does."""
+    for multiple, multiplier in ((256, None), (256, 1.5), (4_096, 1.3), (1_024, 1.3), (4_096, 1.2)):
+        if ffn_width(dim, multiplier, multiple) == hidden:
+            scale = {} if multiplier is None else {"ffn_dim_multiplier": multiplier}
+            return {"multiple_of": multiple, **scale}
+    return {"multiple_of": 1, "ffn_dim_multiplier": (hidden + 0.5) / int(2 * 4 * dim / 3)}
 
 
 def ffn_width(dim: int, multiplier: float | None, multiple_of: int) -> int:

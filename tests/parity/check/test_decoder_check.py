@@ -27,6 +27,7 @@ from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.outcome import Outcome
 from jaxtwin.parity.table import bridge
 from jaxtwin.tests.helpers.kit import torch_model
+from jaxtwin.tests.helpers.levels import slow
 
 TINY = PRESETS["reference-tiny"]
 
@@ -153,7 +154,7 @@ def test_what_cannot_be_checked_is_refused(how: dict[str, Any], said: str) -> No
 @pytest.mark.parametrize(
     ("call", "failing"),
     [
-        pytest.param("plain", "logits, of the ids alone", marks=pytest.mark.slow),
+        slow("plain", "logits, of the ids alone"),
         ("cached", "logits, decoded from the cache"),
     ],
 )
@@ -216,9 +217,9 @@ def test_unknown_dtype_is_named() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "wrong", "redraw"),
     [
-        pytest.param(["float32"], None, True, marks=pytest.mark.slow),
+        slow(["float32"], None, True),
         (["float64", "float32"], None, True),
-        pytest.param(["float64", "float32"], FAULTS["rope-base"], False, marks=pytest.mark.slow),
+        slow(["float64", "float32"], FAULTS["rope-base"], False),
     ],
 )
 def test_roundings_are_drawn_anew_unless_float64_fails(
@@ -272,7 +273,7 @@ def test_console_shows_what_fails(checked: Report) -> None:
     console_report.show(checked, console)
     text = console.export_text()
     assert f"EQUAL: all {len(checked.checks)} comparisons hold" in text
-    assert "more that hold with more room" in text
+    assert "that hold, each by less (--all shows them)" in text
     bad = Report(
         [Check("gradient", "float32", 3e-6, 1e-6, "layers.1.attn.q.weight"), *checked.checks]
     )

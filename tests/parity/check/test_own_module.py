@@ -16,14 +16,10 @@ from jaxtwin.configs.spec import from_json, to_json
 from jaxtwin.parity.naming.names import read
 from jaxtwin.parity.report.results import Report
 from jaxtwin.parity.sides import own_module
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.tests.helpers.own_modules import OWN, Own
 
 NANO, TINY, FUSED, RENAMED = OWN
-
-
-def slow(*values: Any) -> Any:
-    """A case that `make test` leaves out: another of its kind is there."""
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def saved(own: Own, folder: Path) -> str:
@@ -42,7 +38,7 @@ def label(own: Own) -> str:
     return own.reference.rpartition(":")[2]
 
 
-@pytest.mark.parametrize("own", [TINY, *map(slow, (NANO, FUSED, RENAMED))], ids=str)
+@pytest.mark.parametrize("own", [*map(slow, (TINY, NANO, FUSED, RENAMED))], ids=str)
 def test_equal_to_the_module_in_float64_and_float32(own: Own, tmp_path: Path) -> None:
     report = checked(own, tmp_path)
     assert report.equal

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from jaxtwin.configs import BadInput
+from jaxtwin.configs import BadInput, preset
 from jaxtwin.parity.check.propose_names import proposed
 from jaxtwin.parity.naming.names import Naming, read
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.tests.helpers.own_modules import OWN, Own
 
 
@@ -20,7 +21,7 @@ def table(naming: Naming, own: Own) -> set[Any]:
     }
 
 
-@pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
+@pytest.mark.parametrize("own", [OWN[0], *map(slow, OWN[1:])], ids=lambda own: own.name)
 def test_with_the_module_it_is_right(own: Own) -> None:
     answer = proposed(own.module().state_dict(), own.spec, own.reference)
     assert answer.proposal.open == {}
@@ -56,6 +57,14 @@ def test_a_spec_of_other_sizes_is_told() -> None:
     state = OWN[1].module().state_dict()
     with pytest.raises(BadInput, match="no naming uses each of them once"):
         proposed(state, OWN[0].spec)
+
+
+def test_sizes_of_another_model_are_told_first() -> None:
+    state = OWN[1].module().state_dict()
+    with pytest.raises(BadInput) as caught:
+        proposed(state, preset("gpt2"))
+    assert "the spec is of other sizes: it has 12 layers, and the names count" in str(caught.value)
+    assert "its embedding is (50257, 768), and no tensor has that shape" in str(caught.value)
 
 
 def test_a_wrong_spec_settles_nothing() -> None:

@@ -22,6 +22,7 @@ from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.tests.helpers.folders import bits, pt_file, torch_state
 from jaxtwin.tests.helpers.gguf_files import write_gguf
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.train import mesh
 
 SPEC = llama(
@@ -107,7 +108,7 @@ def in_a_process(src: Path, layout: str, count: str = "") -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("layout", ["scan", "unroll"])
+@pytest.mark.parametrize("layout", ["scan", slow("unroll")])
 def test_each_device_gets_its_slice_of_the_file(sources: dict[str, Path], layout: str) -> None:
     """Heads, ffn width and vocabulary cut in 2, and the model's width; every byte read once."""
     seen = in_a_process(sources["hf"], layout, "count")
@@ -128,7 +129,7 @@ def test_each_device_gets_its_slice_of_the_file(sources: dict[str, Path], layout
     assert max(seen["asked"]) == 64 * 32 * 2 // 4  # a quarter of one layer's gate
 
 
-@pytest.mark.parametrize("kind", ["jax", "gguf"])
+@pytest.mark.parametrize("kind", ["jax", slow("gguf")])
 def test_other_sources_are_cut_alike(sources: dict[str, Path], kind: str) -> None:
     seen = in_a_process(sources[kind], "scan")
     stack = "stack/runs/0/0/"

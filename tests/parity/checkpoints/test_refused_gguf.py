@@ -42,8 +42,8 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer 'llama' is not supported"),
-        ({"pre": "qwen2"}, "pre-tokenizer 'qwen2' is not supported"),
+        ({"model": "t5"}, "tokenizer 't5' is not supported"),
+        ({"pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),
         ({"tokenizer__ggml__add_space_prefix": True}, "add_space_prefix is not supported"),
     ],
 )

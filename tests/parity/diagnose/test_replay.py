@@ -32,6 +32,7 @@ from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import Reference, Subject, faulty_decoder
 from jaxtwin.parity.table.tensors import Tensor, Tensors
+from jaxtwin.tests.helpers.levels import slow
 
 SPEC = replace(shapes()["pre-norm"], runs=(replace(shapes()["pre-norm"].runs[0], repeats=2),))
 SANDWICH = replace(shapes()["sandwich"], runs=(replace(shapes()["sandwich"].runs[0], repeats=1),))
@@ -109,7 +110,7 @@ def other_element() -> tuple[Model, Tensors]:
             ["layers.0.attn.q.weight"],
             marks=pytest.mark.slow,
         ),
-        pytest.param(other_eps, "norm", ["norm.weight"], marks=pytest.mark.slow),
+        slow(other_eps, "norm", ["norm.weight"]),
         pytest.param(
             other_element,
             "layers.1.ffn",
@@ -321,7 +322,7 @@ def test_equal_models_leave_no_folder(files: Path, tmp_path: Path) -> None:
 def test_a_taken_folder_and_no_float64_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     for more, said in (
-        ((tmp_path,), "is not an empty folder"),
+        ((tmp_path,), "exists and is not empty"),
         ((tmp_path / "new", "--dtype", "float32"), "--replay needs the comparison in float64"),
     ):
         words = ["check", "no-such-model", "--replay", *map(str, more)]

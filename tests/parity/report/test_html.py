@@ -210,6 +210,7 @@ def test_the_same_report_gives_the_same_page(page: str) -> None:
     assert html.page(reports.failing(), "made-up") == page
 
 
+@pytest.mark.slow
 def test_a_large_model_is_under_two_megabytes() -> None:
     report = reports.failing(36, ("float64", "float32", "bfloat16"))  # 10 probes a layer here
     parameters = [p for p in report.points if p.direction == "parameter" and p.dtype == "float64"]

@@ -41,6 +41,7 @@ def clean(weights: Mapping[str, Tensor]) -> Report:
     return check(SPEC, weights)
 
 
+@pytest.mark.slow
 def test_no_fault_no_alarm(clean: Report) -> None:
     assert clean.equal, failed(clean)
 
@@ -50,9 +51,8 @@ def test_there_are_sixty_kinds_or_more() -> None:
 
 
 # Every fault is caught and named in test_search.py; these few by the whole check, jitted.
-@pytest.mark.parametrize(
-    "name", ["k-v-swapped", pytest.param("tile-not-repeat", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["k-v-swapped", "tile-not-repeat"])
 def test_fault_is_caught(name: str, weights: Mapping[str, Tensor], clean: Report) -> None:
     report = check(SPEC, weights, name)
     assert not report.equal

@@ -22,6 +22,7 @@ from jaxtwin.parity.training.adam_hypotheses import HYPOTHESES, Divergence, expl
 from jaxtwin.parity.training.torch_training import TorchSide, random_batches
 from jaxtwin.parity.training.trajectory import JaxSide, optimizer
 from jaxtwin.tests.helpers import kit
+from jaxtwin.tests.helpers.levels import slow
 
 PLAIN = AdamW(
     peak=0.01, warmup=0, schedule="constant", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1
@@ -189,7 +190,7 @@ def same(a: State, b: State) -> None:
             assert kit.apart(getattr(a, kept)[name], x) <= 1e-12, (kept, name)
 
 
-@pytest.mark.parametrize("layout", ["scan", "unroll"])
+@pytest.mark.parametrize("layout", ["scan", slow("unroll")])
 def test_five_steps_of_each_are_ten_of_torch(x64: None, layout: str) -> None:
     uninterrupted, half = trained(10).state(), trained(5)
 

@@ -20,6 +20,7 @@ from jaxtwin.parity.report.results import Report, verdict
 from jaxtwin.parity.selftest.optimizer_faults import CONFIG, changed, lively, tiny
 from jaxtwin.parity.training import training_check
 from jaxtwin.parity.training.training_check import Plan
+from jaxtwin.tests.helpers.levels import slow
 
 CALM = replace(CONFIG, peak=1e-2)
 PLAN = Plan(6, CALM, accumulate=2, length=8)
@@ -58,8 +59,8 @@ def test_the_right_optimizer_is_equal_along_the_run_and_alone() -> None:
     ("new", "cause", "failing"),
     [
         ({"eps": 1e-8}, "eps", {"update"}),
-        ({"b2": 0.999}, "b2", {"update", "nu"}),
-        ({"clip": 0.5}, "clip", {"update", "mu", "nu"}),
+        slow({"b2": 0.999}, "b2", {"update", "nu"}),
+        slow({"clip": 0.5}, "clip", {"update", "mu", "nu"}),
     ],
 )
 def test_a_wrong_optimizer_is_named(new: dict[str, float], cause: str, failing: set[str]) -> None:

@@ -32,6 +32,7 @@ from jaxtwin.parity.training.torch_training import IGNORE, TorchSide, observe, r
 from jaxtwin.parity.training.trajectory import JaxSide
 from jaxtwin.parity.training.trajectory import trajectory as side_by_side
 from jaxtwin.tests.helpers import kit
+from jaxtwin.tests.helpers.levels import slow
 from jaxtwin.tests.helpers.training import rates
 
 CALM = replace(CONFIG, peak=1e-2)
@@ -47,7 +48,7 @@ def failed(checks: list[Check]) -> list[Check]:
 
 @pytest.mark.parametrize(
     ("layout", "accumulate", "tied"),
-    [("scan", 2, True), pytest.param("unroll", 1, False, marks=pytest.mark.slow)],
+    [("scan", 2, True), slow("unroll", 1, False)],
 )
 def test_fifty_steps_in_float64(layout: str, accumulate: int, tied: bool) -> None:
     spec = tiny(tied=tied)
@@ -91,8 +92,8 @@ def test_float32_is_within_what_torch_was_seen_to_lose() -> None:
     ("new", "kinds"),
     [
         ({"b1": 0.9001}, {"mu"}),
-        ({"clip": 1.0001}, {"clip", "mu", "nu"}),
-        ({"peak": 1.0001e-2}, {"rate", "parameters"}),
+        slow({"clip": 1.0001}, {"clip", "mu", "nu"}),
+        slow({"peak": 1.0001e-2}, {"rate", "parameters"}),
     ],
 )
 def test_a_number_that_is_a_little_off_fails(new: dict[str, float], kinds: set[str]) -> None:

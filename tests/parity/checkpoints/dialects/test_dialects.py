@@ -21,7 +21,7 @@ from jaxtwin.parity.checkpoints.dialects import (
     of_model_type,
     to_hf,
 )
-from jaxtwin.parity.checkpoints.dialects.hf import differences
+from jaxtwin.parity.checkpoints.dialects.base import differences
 from jaxtwin.parity.table.tensors import moves
 from jaxtwin.tests.helpers.folders import CONFIG, hf_model
 from jaxtwin.tests.helpers.folders import from_config as read

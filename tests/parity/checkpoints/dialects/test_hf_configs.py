@@ -14,7 +14,7 @@ from jaxtwin.configs import BadInput, Model, preset
 from jaxtwin.configs.shrink import shrunk
 from jaxtwin.configs.spec import GQA
 from jaxtwin.parity.checkpoints.dialects import FAMILIES, from_hf, to_hf
-from jaxtwin.parity.checkpoints.dialects.hf import differences
+from jaxtwin.parity.checkpoints.dialects.base import differences
 from jaxtwin.parity.checkpoints.dialects.hf_keys import IGNORED, runs
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.hf_models import json_config as config
@@ -149,7 +149,7 @@ def test_the_defaults_are_the_classes_own(kind: str) -> None:
         assert renamed.get(key, theirs.get(key)) == value, key
 
 
-def test_keys_that_cannot_change_the_function_are_noted_or_passed_over() -> None:
+def test_keys_that_cannot_change_the_function_are_noted() -> None:
     old = {
         "_model_name_or_path": "x",
         "num_beams": 4,
@@ -160,7 +160,12 @@ def test_keys_that_cannot_change_the_function_are_noted_or_passed_over() -> None
     notes: list[str] = []
     plain = from_hf(config("llama"))
     assert from_hf(config("llama", **old), notes=notes) == plain
-    assert any('_model_name_or_path: "x" is ignored, private' in note for note in notes)
+    assert [note for note in notes if "_model" in note or "passed over" in note] == [
+        'config.json: _model_name_or_path: "x" is ignored, private',
+        "config.json: passed over, in training alone: "
+        "attention_dropout 0.1, gradient_checkpointing true",
+        "config.json: passed over, how text is generated: num_beams 4",
+    ]
     only = config("llama", max_position_embeddings=..., max_sequence_length=512)
     assert from_hf(only) == plain
     for key in transformers.GenerationConfig().to_dict().keys() & {"num_beams", "top_k", "min_p"}:

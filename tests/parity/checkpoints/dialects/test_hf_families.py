@@ -14,7 +14,7 @@ from jaxtwin.configs.spec import LN
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.checkpoints.convert import convert
 from jaxtwin.parity.checkpoints.dialects import FAMILIES, from_hf, to_hf
-from jaxtwin.parity.checkpoints.dialects.hf import differences
+from jaxtwin.parity.checkpoints.dialects.base import differences
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.compare import budgets
 from jaxtwin.parity.sides import runs, witness

@@ -11,7 +11,7 @@ import transformers
 from jaxtwin.configs import BadInput
 from jaxtwin.configs.spec import DynamicNTK, Linear, Llama3, LongRope, Rope, Yarn
 from jaxtwin.parity.checkpoints.dialects import from_hf, to_hf
-from jaxtwin.parity.checkpoints.dialects.hf import differences
+from jaxtwin.parity.checkpoints.dialects.base import differences
 from jaxtwin.parity.checkpoints.dialects.hf_rope import in_both_spellings
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.folders import CONFIG
