@@ -264,7 +264,7 @@ def test_a_tiny_twin_decides_as_the_large_one(tiny: str, large: str) -> None:
     assert budget.parameters(preset(tiny)).total < 70_000
 
 
-@pytest.mark.slow
+@pytest.mark.full  # the sample of README's models is the same, by their specs shrunk
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_twin_is_equal_on_both_sides(name: str) -> None:
     spec = preset(name)

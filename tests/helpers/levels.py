@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 
+def full(*values: Any) -> Any:
+    """A case for `make test-all`: another of its kind stays in `make test-slow`."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def slow(*values: Any) -> Any:
     """A case for `make test-slow`: another of its kind stays in `make test`."""
     return pytest.param(*values, marks=pytest.mark.slow)

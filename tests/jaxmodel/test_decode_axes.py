@@ -27,6 +27,7 @@ from jaxtwin.configs import (
 from jaxtwin.jaxmodel import sample
 from jaxtwin.parity.selftest.tiny_models import shapes
 from jaxtwin.tests.helpers import kit
+from jaxtwin.tests.helpers.levels import full
 
 BASE = replace(shapes()["pre-norm"], max_len=24)
 (BLOCK,) = BASE.runs[0].blocks
@@ -69,7 +70,7 @@ NAMES = [pytest.param(n, marks=() if n in LIGHT else pytest.mark.slow) for n in 
 
 
 # A window of 4: prompts that stop before it, at it and after it, then chunks (case 138).
-@pytest.mark.parametrize(("prompt", "chunk"), [(3, 1), (4, 2), (5, 5), (9, 1)])
+@pytest.mark.parametrize(("prompt", "chunk"), [full(3, 1), (4, 2), full(5, 5), (9, 1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_in_chunks_as_at_once(name: str, prompt: int, chunk: int) -> None:
     src, dst = sides(name)

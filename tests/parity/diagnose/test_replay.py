@@ -32,7 +32,7 @@ from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.parity.sides.runs import Reference, Subject, faulty_decoder
 from jaxtwin.parity.table.tensors import Tensor, Tensors
-from jaxtwin.tests.helpers.levels import slow
+from jaxtwin.tests.helpers.levels import full, slow
 
 SPEC = replace(shapes()["pre-norm"], runs=(replace(shapes()["pre-norm"].runs[0], repeats=2),))
 SANDWICH = replace(shapes()["sandwich"], runs=(replace(shapes()["sandwich"].runs[0], repeats=1),))
@@ -104,18 +104,12 @@ def other_element() -> tuple[Model, Tensors]:
 @pytest.mark.parametrize(
     ("make", "part", "weight"),
     [
-        pytest.param(
-            other_base,
-            "layers.0.attn.q",
-            ["layers.0.attn.q.weight"],
-            marks=pytest.mark.slow,
-        ),
+        full(other_base, "layers.0.attn.q", ["layers.0.attn.q.weight"]),
         slow(other_eps, "norm", ["norm.weight"]),
-        pytest.param(
+        full(
             other_element,
             "layers.1.ffn",
             [f"layers.1.ffn.{w}.weight" for w in ("down", "gate", "up")],
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -21,6 +21,7 @@ from jaxtwin.parity.sides import runs, witness
 from jaxtwin.parity.sides.inputs import check_inputs
 from jaxtwin.tests.helpers import hf_models
 from jaxtwin.tests.helpers.folders import digests
+from jaxtwin.tests.helpers.levels import full
 
 FAST = [case for case in hf_models.CASES if case[1] == "plain"]
 # Of each family the variant with every choice but the usual one; the others take minutes together.
@@ -79,7 +80,7 @@ def test_a_family_goes_to_jax_and_back_unchanged(tmp_path: Path, kind: str, vari
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", full("float32")])
 @pytest.mark.parametrize(("kind", "variant"), SAMPLE_AND_FULL)
 def test_every_variant_goes_to_jax_and_back_unchanged(
     tmp_path: Path, kind: str, variant: str, dtype: str
