@@ -133,7 +133,7 @@ def test_a_destination_that_is_taken_is_left_alone(tmp_path: Path, to: str) -> N
 
 
 def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="unknown target 'gguf'; known: jax, hf, torch"):
+    with pytest.raises(BadInput, match="unknown target 'gguf'; known: jax, hf, meta, torch"):
         convert("smollm2-tiny", tmp_path / "x", "gguf")
     with pytest.raises(BadInput, match="unknown layout 'stack'"):
         convert("smollm2-tiny", tmp_path / "x", layout="stack")
