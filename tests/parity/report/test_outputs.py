@@ -156,6 +156,21 @@ ODD = [
 ]
 
 
+def test_of_many_gradients_the_worst_are_listed_and_the_rest_counted() -> None:
+    """One wrong part spoils every gradient before it; a NaN is the worst of all."""
+    errors = [math.nan, *(3e-6 + i * 1e-7 for i in range(14)), *(i * 1e-8 for i in range(9))]
+    report = Report([Check("logits", "float32", 2.0, 1.0)])
+    report.checks += [Check("gradient", "float32", e, 1e-6, f"w{i}") for i, e in enumerate(errors)]
+    assert [c.place for c in console_report.chosen(report.checks, False)] == [
+        "", "w0", *(f"w{i}" for i in range(6, 15)), "w21", "w22", "w23"
+    ]  # fmt: skip
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console_report.show(report, console)
+    text = console.export_text()
+    assert "not listed: 5 gradients that fail and 6 that hold, each by less" in text
+    assert console_report.chosen(report.checks, True) == report.checks
+
+
 def test_counts_are_whole_and_what_is_no_number_stands_alone() -> None:
     report = Report(list(ODD))
     rows = [line.split() for line in shown(report).splitlines()]
