@@ -34,8 +34,8 @@ def refuse_taken(dst: str | os.PathLike[str]) -> Path:
         if place.is_dir() and not any(place.iterdir()):
             return place
         if os.path.lexists(place):
-            full = " and is not empty" * place.is_dir()
-            raise BadInput(f"{dst} exists{full}; name another or remove it first")
+            state = "exists and is not empty" if place.is_dir() else "exists"
+            raise BadInput(f"{dst} {state}; name another or remove it first")
         missing = [place, *_missing(place)]
         base = missing[-1].parent
         if not base.is_dir():

@@ -198,11 +198,13 @@ def _supported(ggml: Mapping[str, Any], where: str) -> None:
     if kind == "llama" and (short := [k for k in NEEDED[kind] if len(ggml[k]) != count]):
         raise BadInput(f"{where}: its tokenizer has {count} tokens and {len(ggml[short[0]])} "
                        f"{short[0]}")  # fmt: skip
+    if any(score != score for score in ggml.get("scores", [])):
+        raise BadInput(f"{where}: scores of its tokenizer must be numbers, and one is NaN")
     for theirs in ROLES.values():
         if type(at := ggml.get(f"{theirs}_token_id", 0)) is not int:
             raise BadInput(f"{where}: tokenizer.ggml.{theirs}_token_id must be an id, got {at!r}")
-    unsupported = ["add_eos_token", "add_sep_token"] + ["add_space_prefix"] * (kind == "gpt2")
-    for flag in unsupported:
+    always = ("add_eos_token", "add_sep_token")
+    for flag in always if kind == "llama" else (*always, "add_space_prefix"):
         if ggml.get(flag):
             raise BadInput(f"{where}: {flag} is not supported with this kind of tokenizer")
     if _adds_bos(ggml) and "bos_token_id" not in ggml:

@@ -73,9 +73,7 @@ def write_hf(
     groups = grouped(tensors, shard)
     with appearing(dst) as hidden:
         hidden.mkdir()
-        for name, data in carry.items():
-            (hidden / name).parent.mkdir(exist_ok=True)
-            (hidden / name).write_bytes(data)
+        _write_files(hidden, carry)
         write_safetensors({hidden / file: names for file, names in groups.items()}, tensors)
         if len(groups) > 1:
             index = {
@@ -161,55 +159,56 @@ def nbytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes]) -> None:
-    """A .pt of ours: see readers.pt_file. torch writes it from memory, all of it at once."""
-    import torch
+def _write_files(folder: Path, carry: Mapping[str, bytes]) -> None:
+    for name, data in carry.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
 
+
+def _state(tensors: Tensors) -> dict[str, Any]:
+    """All of them as torch's, in memory."""
     from jaxtwin.parity.table import bridge
 
-    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    return {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+
+
+def _torch_save(data: Any, path: Path) -> None:
+    import torch
+
+    try:
+        torch.save(data, path)
+    except RuntimeError as error:  # where the disk is full, too
+        raise Unwritable(error) from error
+
+
+def write_pt(dst: Path, spec: Model, tensors: Tensors, carry: Mapping[str, bytes]) -> None:
+    """A .pt of ours: see readers.pt_file. torch writes it from memory, all of it at once."""
+    from jaxtwin.parity.table import bridge
+
+    state = _state(tensors)
     files = {n: bridge.to_torch(np.frombuffer(b, np.uint8)) for n, b in carry.items()}
     data = {"format": 1, "spec": to_json(spec), "state": state, "files": files}
     with appearing(dst) as hidden:
-        try:
-            torch.save(data, hidden)
-        except RuntimeError as error:  # where the disk is full, too
-            raise Unwritable(error) from error
+        _torch_save(data, hidden)
 
 
 def write_meta(
     dst: Path, params: Mapping[str, Any], tensors: Tensors, carry: Mapping[str, bytes]
 ) -> None:
     """A folder as Meta publishes one. torch writes the tensors from memory, all of them at once."""
-    import torch
-
-    from jaxtwin.parity.table import bridge
-
-    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    state = _state(tensors)
     with appearing(dst) as hidden:
         hidden.mkdir()
-        for name, data in carry.items():
-            (hidden / name).parent.mkdir(exist_ok=True)
-            (hidden / name).write_bytes(data)
-        try:
-            torch.save(state, hidden / "consolidated.00.pth")
-        except RuntimeError as error:  # where the disk is full, too
-            raise Unwritable(error) from error
+        _write_files(hidden, carry)
+        _torch_save(state, hidden / "consolidated.00.pth")
         write_json(hidden / "params.json", params)  # last: nothing reads a folder without it
 
 
 def write_state_dict(dst: Path, tensors: Tensors) -> None:
     """A plain state dict, in the order given."""
-    import torch
-
-    from jaxtwin.parity.table import bridge
-
-    state = {name: bridge.to_torch(tensor.read()) for name, tensor in tensors.items()}
+    state = _state(tensors)
     with appearing(dst) as hidden:
-        try:
-            torch.save(state, hidden)
-        except RuntimeError as error:  # where the disk is full, too
-            raise Unwritable(error) from error
+        _torch_save(state, hidden)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -181,9 +181,11 @@ def _of_these_sizes(shapes: Mapping[str, tuple[int, ...]], spec: Model) -> None:
     Said first: else every tensor would be one that fits nothing.
     """
     wrong = []
-    counted = {int(n) for name in shapes for n in re.findall(r"(?:^|\.)(\d+)(?=\.)", name)[:1]}
-    if counted and len(counted) != len(spec.layers):
-        wrong.append(f"it has {len(spec.layers)} layers, and the names count {len(counted)}")
+    # Other lists than the layers' may be numbered too; the layers' is the one most names are of.
+    counted = [len(members) for name, members in _numbered(shapes).items() if "{l}" in name]
+    if counted and len(spec.layers) not in counted:
+        most = Counter(counted).most_common(1)[0][0]
+        wrong.append(f"it has {len(spec.layers)} layers, and the names count {most}")
     if (spec.vocab, spec.d) not in map(tuple, shapes.values()):
         matrices = {tuple(s): name for name, s in shapes.items() if len(s) == 2}
         wrong.append(f"its embedding is {(spec.vocab, spec.d)}, and no tensor has that shape")
@@ -199,14 +201,20 @@ def _of_these_sizes(shapes: Mapping[str, tuple[int, ...]], spec: Model) -> None:
 
 def templates(names: Mapping[str, Any], layers: int) -> dict[str, list[str]]:
     """Names with {l} for the number of the layer, each with the names it stands for."""
-    out: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        out[re.sub(r"(^|\.)\d+(?=\.)", r"\1{l}", name, count=1)].append(name)
+    out = _numbered(names)
     for name, members in list(out.items()):
         if "{l}" in name and len(members) != layers:
             del out[name]
             out |= {member: [member] for member in members}
     return dict(out)
+
+
+def _numbered(names: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names with {l} for their first number, each with the names it stands for."""
+    out: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        out[re.sub(r"(^|\.)\d+(?=\.)", r"\1{l}", name, count=1)].append(name)
+    return out
 
 
 def _kinds(spec: Model) -> dict[str, Any]:

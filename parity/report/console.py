@@ -50,9 +50,9 @@ def show(report: Report, console: Console, everything: bool = False) -> None:
     console.print(table)
     listed = {id(check) for check in shown}
     left = [check.ok for check in report.checks if id(check) not in listed]
-    parts = [(left.count(False), "gradients that fail"), (left.count(True), "that hold")]
-    if rest := " and ".join(f"{count} {what}" for count, what in parts if count):
-        console.print(f"not listed: {rest}, each by less (--all shows them)", style="dim")
+    parts = [(left.count(False), "fail by less"), (left.count(True), "hold with more room")]
+    if rest := " and ".join(f"{count} that {what}" for count, what in parts if count):
+        console.print(f"gradients not listed: {rest} (--all shows them)", style="dim")
     _findings(report, console)
     for note in report.notes:
         console.print(f"note: {note}", style="yellow")
@@ -86,9 +86,9 @@ def show_changes(changes: Sequence[str], console: Console) -> None:
 
 
 def chosen(checks: list[Check], everything: bool) -> list[Check]:
-    """Every check but gradients, and of these those that fail by most and that hold by least.
+    """Every check that is no gradient; of the gradients, the worst that fail and the tightest.
 
-    So many for each dtype and side.
+    WORST and TIGHTEST are counted for each dtype and side.
     """
     if everything:
         return checks

@@ -94,7 +94,7 @@ def test_check_meets_the_record_and_transformers(golden: dict) -> None:
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        pytest.param("logits", "recorded, JAX: logits", marks=pytest.mark.slow),
+        slow("logits", "recorded, JAX: logits"),
         pytest.param("loss", "recorded, JAX: loss, per target", marks=pytest.mark.slow),
         pytest.param(
             "grad/blocks.1.attn.k.weight",

@@ -16,7 +16,7 @@ from jaxtwin.configs import Model
 from jaxtwin.configs.llama import llama
 from jaxtwin.jaxmodel import Decoder, axes, generate, sample
 from jaxtwin.tests.helpers import kit
-from jaxtwin.tests.helpers.levels import slow
+from jaxtwin.tests.helpers.levels import full, slow
 
 
 def small(**more) -> Model:
@@ -42,7 +42,7 @@ def in_chunks(
 
 
 @pytest.mark.parametrize("layout", ["scan", "unroll"])
-@pytest.mark.parametrize("chunk", [1, 5, 11])
+@pytest.mark.parametrize("chunk", [1, full(2), 5, 11])
 def test_cached_equals_uncached(x64: None, layout: str, chunk: int) -> None:
     """For every split of 11 tokens, the last chunk ragged; the cache longer than the text."""
     model = kit.jax_model(kit.torch_model(SPEC), layout)
@@ -69,7 +69,7 @@ def test_rows_decode_apart(x64: None) -> None:
     assert kit.apart(both[1:], alone) <= 1e-13
 
 
-@pytest.mark.parametrize(("length", "layout"), [(60, "unroll"), slow(300, "scan")])
+@pytest.mark.parametrize(("length", "layout"), [full(8, "scan"), (60, "unroll"), slow(300, "scan")])
 def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     spec = small(max_len=300)
     model = kit.jax_model(kit.torch_model(spec).float(), layout)
@@ -79,7 +79,7 @@ def test_float32_cached_equals_uncached(layout: str, length: int) -> None:
     assert kit.apart(logits, whole[:, -1]) <= 1e-5
 
 
-@pytest.mark.parametrize(("length", "layout"), [(60, "unroll"), slow(300, "scan")])
+@pytest.mark.parametrize(("length", "layout"), [full(8, "scan"), (60, "unroll"), slow(300, "scan")])
 def test_bfloat16_cached_is_no_worse_than_uncached(layout: str, length: int) -> None:
     """Not bit-equal: stated. Against float64 both paths err alike, within the check's factor of 2.
 

@@ -17,7 +17,7 @@ from jaxtwin.configs.llama import llama
 from jaxtwin.jaxmodel import Decoder, abstract, axes
 from jaxtwin.parity.table import bridge, decoder_table, tensors
 from jaxtwin.tests.helpers import kit
-from jaxtwin.tests.helpers.levels import slow
+from jaxtwin.tests.helpers.levels import full, slow
 
 LAYERS = 2
 SPEC = llama(
@@ -134,7 +134,7 @@ def make(spec: Model, layout: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("ways", "layout"),
-    [(1, "scan"), (8, "scan"), slow(8, "unroll")],
+    [(1, "scan"), full(2, "scan"), full(4, "scan"), (8, "scan"), slow(8, "unroll")],
 )
 def test_sharded_values_are_the_same(
     fresh: dict[str, dict[str, np.ndarray]], ways: int, layout: str

@@ -118,18 +118,19 @@ def to_meta(spec: Model, notes: list[str]) -> dict[str, Any]:
         base["use_scaled_rope"] = True
         more["rope_scaling_factor"] = rope.scaling.factor
         more["rope_high_freq_factor"] = rope.scaling.high
-    odd: list[tuple[str, str]] = []
-    for written in ({}, base, {**base, **more}):  # as Llama 1 and 2, as Llama 3, and in full
+
+    def unlike(written: dict[str, Any]) -> list[tuple[str, str]]:
+        return differences(spec, from_meta(written, {}, spec.tied, "params.json", []))
+
+    for written in (params, {**params, **base}):  # as Llama 1 and 2 have it, and as Llama 3 does
         with contextlib.suppress(BadInput):  # no release is told by these
-            back = from_meta({**params, **written}, {}, spec.tied, "params.json", [])
-            if not (odd := differences(spec, back)):
-                if "max_seq_len" in written:
-                    extra = " and ".join(more)
-                    notes.append(f"params.json has {extra}, which not all of Meta's code knows")
-                return {**params, **written}
-    if not odd:
-        from_meta({**params, **base, **more}, {}, spec.tied, "params.json", [])
-    raise BadInput(f"Meta's files say {odd[0][1]}, and this model has {odd[0][0]}")
+            if not unlike(written):
+                return written
+    written = {**params, **base, **more}
+    if odd := unlike(written):
+        raise BadInput(f"Meta's files say {odd[0][1]}, and this model has {odd[0][0]}")
+    notes.append(f"params.json has {' and '.join(more)}, which not all of Meta's code knows")
+    return written
 
 
 def _ffn_keys(dim: int, hidden: int) -> dict[str, Any]:

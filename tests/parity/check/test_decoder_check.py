@@ -273,7 +273,7 @@ def test_console_shows_what_fails(checked: Report) -> None:
     console_report.show(checked, console)
     text = console.export_text()
     assert f"EQUAL: all {len(checked.checks)} comparisons hold" in text
-    assert "that hold, each by less (--all shows them)" in text
+    assert "that hold with more room (--all shows them)" in text
     bad = Report(
         [Check("gradient", "float32", 3e-6, 1e-6, "layers.1.attn.q.weight"), *checked.checks]
     )

@@ -88,6 +88,8 @@ def _other_pairs(own: Own) -> Any:
 
 def test_integers_are_no_weights() -> None:
     own = OWN[1]
-    state = {**own.module().state_dict(), "steps": torch.tensor([3])}
+    integers = {name: torch.tensor([3]) for name in ("steps", "more.9.steps")}
+    state = {**own.module().state_dict(), **integers}
     found = proposed(state, own.spec).proposal
     assert found.choices["steps"][0].value is None
+    assert found.choices["more.9.steps"][0].value is None  # its number is no layer's

@@ -35,7 +35,6 @@ from jaxtwin.tests.helpers.kit import torch_model
 from jaxtwin.tests.helpers.levels import slow
 
 DTYPES = ("float32", "bfloat16")
-LAYOUTS = ("scan", "unroll")
 
 
 # --- loading

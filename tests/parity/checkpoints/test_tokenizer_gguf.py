@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_a_token_of_the_user_is_found_before_any_piece() -> None:
 
 
 def test_the_ids_are_sentencepieces_own() -> None:
-    """A vocabulary of 400 that sentencepiece trained, and what it made of some texts."""
+    """A vocabulary of 460 that sentencepiece trained, and what it made of some texts."""
     golden = json.loads((ROOT / "tests/golden/sentencepiece.json").read_text())
     ggml = {"model": "llama", "add_bos_token": False, "unknown_token_id": 0}
     ggml |= {key: golden[key] for key in ("tokens", "scores", "token_type")}
@@ -95,6 +96,7 @@ def test_the_ids_are_sentencepieces_own() -> None:
         ({"scores": []}, "its tokenizer lacks scores"),
         ({"scores": [0.0]}, "has 260 tokens and 1 scores"),
         ({"scores": [0] * 260}, "scores of its tokenizer must be a list of float"),
+        ({"scores": [math.nan] * 260}, "must be numbers, and one is NaN"),
         ({"token_type": [1]}, "has 260 tokens and 1 token_type"),
         ({"unknown_token_id": 300}, "unknown_token_id is 300, which is none of its 260 tokens"),
         ({"bos_token_id": 300}, "bos_token_id is 300, which is none of its 260 tokens"),

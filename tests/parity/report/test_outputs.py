@@ -167,7 +167,7 @@ def test_of_many_gradients_the_worst_are_listed_and_the_rest_counted() -> None:
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console_report.show(report, console)
     text = console.export_text()
-    assert "not listed: 5 gradients that fail and 6 that hold, each by less" in text
+    assert "gradients not listed: 5 that fail by less and 6 that hold with more room" in text
     assert console_report.chosen(report.checks, True) == report.checks
 
 
