@@ -84,10 +84,14 @@ class OwnNorm(nnx.Module):
         self.function = own_parts.NORMS[spec.name].jax
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        # The function sees one axis, as torch's does: heads and their width are two here.
-        flat = x.reshape(*x.shape[: -len(self.axes)], -1)
-        weight = gathered(self.weight).reshape(-1)
-        return self.bias(self.function(flat, weight, self.eps).reshape(x.shape))
+        # The function sees one row at a time, with a weight for each: XLA would sum the weight's
+        # gradient over all rows in x's dtype, and here that is done in float32, as torch has it.
+        weight = gathered(self.weight).reshape(-1).astype(x.dtype)
+        rows = x.reshape(-1, weight.size)
+        wide = weight.astype(jnp.promote_types(x.dtype, jnp.float32))
+        each = jnp.broadcast_to(wide, rows.shape).astype(x.dtype)
+        out = jax.vmap(lambda row, w: self.function(row, w, self.eps))(rows, each)
+        return self.bias(out.reshape(x.shape))
 
 
 NORMS = {RMS: RMSNorm, LN: LayerNorm, specs.OwnNorm: OwnNorm, type(None): Skip}

@@ -27,7 +27,7 @@ def run(*words: str, status: int = 0) -> Result:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_it_is_checked(dtype: str) -> None:
     report = jaxtwin.check(VARIANT, tokens=48, dtypes=[dtype])
     assert report.equal
