@@ -19,9 +19,9 @@ import numpy as np
 from jaxtwin.configs import Model
 from jaxtwin.configs.memory import give_back
 from jaxtwin.parity.compare import budgets, curves, decoder_settings, failure_details, preflight
-from jaxtwin.parity.compare.budgets import WorkingDtype
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD, WORST_TOKEN
+from jaxtwin.parity.compare.working_dtype import WorkingDtype
 from jaxtwin.parity.diagnose import replay
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Check, Report
@@ -176,7 +176,7 @@ class _DecoderCheck:
             self.report,
             self.settings,
             self.options,
-            redraw=self.report.equal,
+            redraw=all(check.ok for check in self.report.checks if check.dtype == "float64"),
         )
         return run.checks(witness if dtype == "float32" else None)
 

@@ -3,22 +3,22 @@ wrong where they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.check.decoder_check import strict
-from jaxtwin.parity.compare.budgets import DRAWS, Errors, budgeted, errors, rounding
+from jaxtwin.parity.compare.draws import Draws
 from jaxtwin.parity.compare.options import CheckOptions
+from jaxtwin.parity.compare.working_dtype import unchanged
 from jaxtwin.parity.diagnose import spec_search
 from jaxtwin.parity.report.results import Check, Report
 from jaxtwin.parity.sides import runs
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.outcome import Outcome
 from jaxtwin.parity.sides.own_module import OwnModule
-from jaxtwin.parity.sides.reordering import Reordering
 from jaxtwin.parity.table.tensors import Tensors
 
 SHORT = 24  # tokens that a spec is looked for with
@@ -72,7 +72,7 @@ class _OwnModuleCheck:
                 "not compared so. If it was there before, name a class or a function that makes "
                 "the whole module anew at each call; else compare the rest with --dtype float32"
             )
-        found = list(strict(self._jax("float64", 0), reference, self.module.name))
+        found = list(strict(self._jax("float64"), reference, self.module.name))
         self.report.checks += found
         if self.options.diagnose and not all(check.ok for check in found):
             self._explain()
@@ -85,41 +85,33 @@ class _OwnModuleCheck:
             self.spec, self.tensors, ids, want, self.module.name, self.options.progress
         )
 
-    def _jax(self, dtype: str, draw: int) -> Outcome:
-        order = Reordering(self.spec, draw)
+    def _jax(self, dtype: str, change: Callable[[Tensors], Tensors] = unchanged) -> Outcome:
         options = self.options
         model = runs.jax_model(
-            self.spec, order.apply(self.tensors), dtype, options.layout, options.injected
+            self.spec, change(self.tensors), dtype, options.layout, options.injected
         )
-        out = runs.run_jax(model.spec, model, self.inputs, options.layout)
-        return Outcome(out.logits, out.nll, order.undo(out.grads))
-
-    def _torch(self, dtype: str, draw: int) -> Outcome:
-        order = Reordering(self.spec, draw)
-        out = self.module.run(order.apply(self.tensors), self.inputs, dtype)
-        return Outcome(out.logits, out.nll, order.undo(out.grads))
+        return runs.run_jax(model.spec, model, self.inputs, options.layout)
 
     def _working(self, dtype: str, reference: Outcome) -> Sequence[Check]:
         """As budgets.py judges: the module's own error sets the budget."""
-        noise = rounding(reference, dtype)
-        torch_draws: list[Errors] = []
-        jax_draws: list[Errors] = []
 
-        def draw(draws: list[Errors], side: str) -> list[Check]:
-            self.options.progress(f"{dtype}: {side}" + (f" ({len(draws)})" if draws else ""))
-            run = self._jax if draws is jax_draws else self._torch
-            draws.append(errors(run(dtype, len(draws)), reference))
-            if not (torch_draws and jax_draws):
-                return []
-            return budgeted(jax_draws, torch_draws, noise, dtype, self.module.name)
+        def torch(change: Callable[[Tensors], Tensors], dtype: str = dtype) -> Outcome:
+            return self.module.run(change(self.tensors), self.inputs, dtype)
 
-        draw(torch_draws, self.module.name)
-        checks = draw(jax_draws, "JAX")
-        redraw = self.report.equal  # float64 has shown that the function is the same
-        for draws, side, most in (
-            (torch_draws, self.module.name, DRAWS["torch"]),
-            (jax_draws, "JAX", DRAWS["jax"]),
-        ):
-            while redraw and not all(c.ok for c in checks) and len(draws) < most:
-                checks = draw(draws, side)
-        return checks
+        draws = Draws(
+            self.spec,
+            dtype,
+            reference,
+            lambda change: replace(torch(change, "float64"), terms=reference.terms),
+            torch,
+            lambda change: self._jax(dtype, change),
+            self.inputs.counted,
+            self.options.progress,
+            (self.module.name, "JAX"),
+            self.module.name,
+        )
+        draws.first()
+        if all(check.ok for check in self.report.checks if check.dtype == "float64"):
+            draws.until_ok(draws.checks)
+        self.report.blind += [draws.overflows] * bool(draws.overflows)
+        return draws.checks()

@@ -18,6 +18,7 @@ import jaxtwin
 from jaxtwin.configs import PRESETS, BadInput
 from jaxtwin.parity.check import decoder_check
 from jaxtwin.parity.compare import budgets
+from jaxtwin.parity.compare.working_dtype import WorkingDtype
 from jaxtwin.parity.report import console as console_report
 from jaxtwin.parity.report import metrics, results
 from jaxtwin.parity.report.results import Check, Report
@@ -228,11 +229,11 @@ def test_roundings_are_drawn_anew_unless_float64_fails(
     """A check in float32 alone once failed for one unlucky draw."""
     redraws: list[bool] = []
 
-    def checks(self: budgets.WorkingDtype, *args: Any) -> list[Check]:
+    def checks(self: WorkingDtype, *args: Any) -> list[Check]:
         redraws.append(self.redraw)
         return []
 
-    monkeypatch.setattr(budgets.WorkingDtype, "checks", checks)
+    monkeypatch.setattr(WorkingDtype, "checks", checks)
     weights = bridge.from_state(torch_model(TINY).state_dict())
     decoder_check.check(
         TINY, weights, dtypes=dtypes, tokens=8, injected=wrong, diagnose=False, layout="unroll"
