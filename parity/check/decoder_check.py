@@ -105,6 +105,7 @@ class _DecoderCheck:
     jax_side: tuple[Model, Tensors]
     options: CheckOptions
     report: Report
+    sparing: bool = True
     settings: decoder_settings.Sides = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,25 +127,34 @@ class _DecoderCheck:
         options, report, inputs = self.options, self.report, self.torch_side.inputs
         give_back()
         options.progress("float64: JAX")
-        spec, tensors = self.jax_side
-        remat = "full" if options.probes else "none"
-        model = runs.jax_model(spec, tensors, "float64", options.layout, options.injected, remat)
+        model = self._jax_model()
         self.settings.jax("float64", model)
+        options.progress("float64: JAX, decoding from the cache")
+        later = list(_decoding(model, inputs, reference))
+        if golden:
+            options.progress("float64: recorded results")
+            later += _recorded(self.torch_side, model, golden, options.layout)
+        give_back()
+        options.progress("float64: JAX, logits and gradients")
         if options.probes:
             report.checks += self._probed(model, reference)
         else:
-            report.checks += strict(
-                runs.run_jax(model.spec, model, inputs, options.layout), reference
-            )
-        options.progress("float64: JAX, decoding from the cache")
-        report.checks += _decoding(model, inputs, reference)
-        if golden:
-            options.progress("float64: recorded results")
-            report.checks += _recorded(self.torch_side, model, golden, options.layout)
+            out = runs.run_jax(model.spec, model, inputs, options.layout, last=True)
+            report.checks += strict(out, reference)
+            del out
+        report.checks += later
+        del model
+        give_back()
         if options.diagnose and not report.equal:
             options.progress("float64: looking for the cause")
-            subject = decoder(model, options.layout, inputs)
+            subject = decoder(self._jax_model(), options.layout, inputs)
             explain(report, self.torch_side, subject, options.replay)
+
+    def _jax_model(self) -> Decoder:
+        """The JAX side in float64."""
+        (spec, tensors), options = self.jax_side, self.options
+        remat = "full" if options.probes or self.sparing else "none"
+        return runs.jax_model(spec, tensors, "float64", options.layout, options.injected, remat)
 
     def _probed(self, model: Decoder, reference: Outcome) -> Iterator[Check]:
         """The same comparisons with probes, the two curves, and that probes changed nothing."""

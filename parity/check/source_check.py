@@ -122,7 +122,12 @@ def _own(source: Source, tensors: Tensors, names: Names | None, module: Any) -> 
 
 
 def _read(source: Source) -> Tensors:
-    """Read once: several runs go over them, and a GGUF file is dequantized at every reading."""
+    """Its tensors, which several runs go over: read once where a reading costs more than that.
+
+    A GGUF file is dequantized at every reading; a folder's files are in the system's cache.
+    """
+    if source.kind == "hf" and not is_float8(source.config or {}):
+        return source.tensors
     return {name: Tensor.of(tensor.read()) for name, tensor in source.tensors.items()}
 
 

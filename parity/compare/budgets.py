@@ -8,7 +8,7 @@ more are drawn (draws.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,8 +65,8 @@ def errors(got: Outcome, reference: Outcome, tokens: Tokens | None = None) -> di
 
 def rounding(reference: Outcome, dtype: str, tokens: Tokens | None = None) -> dict[Measure, float]:
     """What it costs to round the float64 result to the dtype: nobody can be nearer than that."""
-    near = [metrics.rounded(x, NUMPY[dtype]) for x in (reference.logits, reference.nll)]
-    out = errors(Outcome(near[0], near[1], reference.grads), reference, tokens)
+    near = [x.astype(NUMPY[dtype]) for x in (reference.logits, reference.nll)]
+    out = errors(Outcome(near[0], near[1], {}), replace(reference, grads={}), tokens)
     for name, grad in reference.grads.items():
         of = reference.terms.get(name)
         out["gradient", name] = terms.rounding(grad, NUMPY[dtype], of)

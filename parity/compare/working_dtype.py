@@ -106,7 +106,7 @@ class WorkingDtype:
         # Traces are large enough.
         model = self._model(change, "full" if self.options.probes and first else "none")
         if not first:
-            return runs.run_jax(model.spec, model, inputs, layout)
+            return runs.run_jax(model.spec, model, inputs, layout, last=True)
         self.settings.jax(self.dtype, model)
         if self.options.probes:
             self.subject = decoder(model, layout, inputs)
@@ -114,7 +114,7 @@ class WorkingDtype:
             assert isinstance(out, Trace)
             self.accumulated = curves.measure(out, self._trace)
         else:
-            out = runs.run_jax(model.spec, model, inputs, layout)
+            out = runs.run_jax(model.spec, model, inputs, layout, last=True)
         self.logits = out.logits
         return out
 
@@ -151,7 +151,7 @@ class WorkingDtype:
         self.options.progress(f"{self.dtype}: JAX, once more for the details")
         side = self.torch_side
         model = self._model(unchanged)
-        out = runs.run_jax(model.spec, model, side.inputs, self.options.layout)
+        out = runs.run_jax(model.spec, model, side.inputs, self.options.layout, last=True)
         found = failure_details.Runs(self.reference, out, None)
         axes_of = budgets.axes(side.spec, side.inputs)
         failure_details.add(self.report, checks, self.dtype, found, axes_of)

@@ -5,6 +5,7 @@ A NaN, and an Inf that makes one, comes out as NaN: no measure skips it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -24,12 +25,23 @@ def relative_l2(got: Array, want: Array) -> float:
     """
     if np.iscomplexobj(got) or np.iscomplexobj(want):
         raise ValueError("complex values are not compared")
+    size = norm(np.asarray(want))
+    if 1e-140 < size < 1e140:
+        return distance(got, want) / size
     got, want = _pair(got, want)
-    with np.errstate(all="ignore"):
-        gap, size = np.linalg.norm(got - want), np.linalg.norm(want)
-        if 1e-140 < size < 1e140:
-            return float(gap / size)
     return float(_relative(got, want, tuple(range(want.ndim))))
+
+
+def distance(got: Array, want: Array) -> float:
+    """|got - want|, in float64. ValueError on shapes that differ."""
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm([np.linalg.norm(a - b) for a, b in _pieces(got, want)]))
+
+
+def norm(x: Array) -> float:
+    """|x|, in float64."""
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm([np.linalg.norm(a) for a, _ in _pieces(x, x)]))
 
 
 def relative_l2_along(got: Array, want: Array, axis: int) -> Array:
@@ -49,7 +61,7 @@ def worst_row(got: Array, want: Array) -> float:
     """
     if np.shape(got) != np.shape(want):
         return float("inf")
-    return float(_relative(*_pair(got, want), (-1,)).max())  # NumPy's max keeps a NaN
+    return _worst(_relative(*piece, (-1,)).max() for piece in _rows(got, want))
 
 
 def sorted_l2(got: Array, want: Array, axis: int | None = None) -> float:
@@ -202,7 +214,7 @@ def kl(got: Array, want: Array) -> Array:
 
 def worst_kl(got: Array, want: Array) -> float:
     """The largest `kl` of one position, in nats."""
-    return float(kl(got, want).max())
+    return _worst(kl(*piece).max() for piece in _rows(got, want))
 
 
 @dataclass(frozen=True)
@@ -221,17 +233,22 @@ class Flips:
 
 def flips(got: Array, want: Array) -> Flips:
     """Top-1 flips of logits (... v). A position with a NaN on either side counts as one."""
-    got, want = _pair(got, want)
+    margin = np.concatenate([_margins(*piece) for piece in _rows(got, want)])
+    margin = margin.reshape(np.shape(want)[:-1])
+    count = int((margin != -1).sum())  # NaN too
+    if not count:
+        return Flips(0, margin.size, 0.0, None)
+    at = first(margin)
+    return Flips(count, margin.size, float(margin[at]), at)
+
+
+def _margins(got: Array, want: Array) -> Array:
+    """By row: how far `want` has its own top token over that of `got`; -1 where they are one."""
     ours, theirs = (x.argmax(axis=-1)[..., None] for x in (got, want))
     broken = np.isnan(got).any(axis=-1) | np.isnan(want).any(axis=-1)
-    flipped = (ours != theirs)[..., 0] | broken
-    if not flipped.any():
-        return Flips(0, flipped.size, 0.0, None)
     with np.errstate(all="ignore"):
         top, other = (np.take_along_axis(want, i, axis=-1)[..., 0] for i in (theirs, ours))
-        margin = np.where(broken, np.nan, np.where(flipped, top - other, -1.0))
-    at = first(margin)
-    return Flips(int(flipped.sum()), flipped.size, float(margin[at]), at)
+        return np.where(broken, np.nan, np.where((ours != theirs)[..., 0], top - other, -1.0))
 
 
 def log_softmax(logits: Array) -> Array:
@@ -247,6 +264,30 @@ def log_softmax(logits: Array) -> Array:
 def rounded(x: Array, dtype: np.dtype) -> Array:
     """x as it is after one rounding to the dtype, back in float64."""
     return np.asarray(x).astype(dtype).astype(np.float64)
+
+
+PIECE = 2**22  # elements at once: float64 copies of everything would be larger than a model
+
+
+def _pieces(got: Array, want: Array) -> Iterator[tuple[Array, Array]]:
+    """Both in float64, some entries of the first axis at a time. ValueError on unlike shapes."""
+    got, want = np.atleast_1d(got), np.atleast_1d(want)
+    if got.shape != want.shape:
+        raise ValueError(f"shapes differ: {got.shape} and {want.shape}")
+    at_once = max(1, PIECE * len(want) // max(want.size, 1))
+    for i in range(0, len(want), at_once):
+        yield _pair(got[i : i + at_once], want[i : i + at_once])
+
+
+def _rows(got: Array, want: Array) -> Iterator[tuple[Array, Array]]:
+    """The rows (n v) of both in float64, some at a time. ValueError on unlike shapes."""
+    if np.shape(got) != np.shape(want):
+        raise ValueError(f"shapes differ: {np.shape(got)} and {np.shape(want)}")
+    return _pieces(*(np.reshape(x, (-1, np.shape(x)[-1])) for x in (got, want)))
+
+
+def _worst(values: Iterable[float]) -> float:
+    return float(np.max(list(values)))  # unlike max, NaN whatever its place
 
 
 def _pair(got: Array, want: Array) -> tuple[Array, Array]:

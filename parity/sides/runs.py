@@ -19,6 +19,7 @@ from jaxtwin.configs import Model
 from jaxtwin.parity.sides import probes, terms
 from jaxtwin.parity.sides.hypothesis import PlacedHypothesis, committing
 from jaxtwin.parity.sides.inputs import Inputs
+from jaxtwin.parity.sides.losses import jax_losses, torch_losses
 from jaxtwin.parity.sides.outcome import Outcome, Trace
 from jaxtwin.parity.sides.probes import JaxRuns, Place, Scored
 from jaxtwin.parity.table import bridge, decoder_table
@@ -72,8 +73,8 @@ def run_torch(
     with terms.Watch(model) as watch:
         logits, nll, objective = torch_scored(torch_forward(model, inputs), inputs)
         objective.backward()
-    grads = {name: _wide(p.grad) for name, p in model.named_parameters()}
-    return Outcome(_wide(logits), _wide(nll), grads, terms=watch.terms())
+    grads = {name: bridge.to_numpy(p.grad) for name, p in model.named_parameters()}
+    return Outcome(bridge.to_numpy(logits), bridge.to_numpy(nll), grads, terms=watch.terms())
 
 
 def torch_forward(model: Any, inputs: Inputs) -> Any:
@@ -98,10 +99,7 @@ def torch_nll(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """The counted targets' next-token negative log-likelihoods, in float32 at least."""
     import torch
 
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    scores = logits[:, :-1].to(wide).log_softmax(dim=-1)
-    nll = -scores.gather(-1, torch.from_numpy(inputs.ids[:, 1:, None]))[..., 0]
-    return nll[torch.from_numpy(inputs.counted)]
+    return torch_losses(logits, inputs.ids)[torch.from_numpy(inputs.counted)]
 
 
 def jax_model(
@@ -130,37 +128,43 @@ def jax_model(
 
 
 @functools.cache
-def _jax_step() -> Callable[..., Any]:
-    """The compiled forward and backward: made once, so that models of one shape share it."""
+def _jax_step(last: bool) -> Callable[..., Any]:
+    """The compiled forward and backward: made once, so that models of one shape share it.
+
+    In a model's `last` run its gradients take the memory of its parameters.
+    """
     import jax
-    import jax.numpy as jnp
 
     def loss(model: Decoder, ids: Any, positions: Any, segments: Any, targets: Any) -> Any:
         logits, aux = model.logits_and_aux(ids, positions=positions, segments=segments)
-        scores = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
-        scores = jax.nn.log_softmax(scores, axis=-1)
-        nll = -jnp.take_along_axis(scores, ids[:, 1:, None], axis=-1)[..., 0]
+        nll = jax_losses(logits, ids)
         mean = (nll * targets).sum() / targets.sum()
         return sum(aux.losses.values(), mean), (logits, nll)
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+    donated = (0,) if last else ()
+    return jax.jit(jax.value_and_grad(loss, has_aux=True), donate_argnums=donated)
 
 
-def run_jax(spec: Model, model: Decoder, inputs: Inputs, layout: str = "scan") -> Outcome:
-    """One forward and backward of jaxmodel, its gradients carried back through the table."""
+def run_jax(
+    spec: Model, model: Decoder, inputs: Inputs, layout: str = "scan", *, last: bool = False
+) -> Outcome:
+    """One forward and backward of jaxmodel, its gradients carried back through the table.
+
+    After its `last` run the model's parameters are gone.
+    """
     from jaxtwin.jaxmodel.axes import arrays
 
     # The input is an argument: baked in, XLA would fold a (b t v) scatter at compile time.
     targets = inputs.counted.astype(np.float32)
-    (_, (logits, nll)), grads = _jax_step()(
+    (_, (logits, nll)), grads = _jax_step(last)(
         model, inputs.ids, inputs.positions, inputs.segments, targets
     )
     named = {path: Tensor.of(np.asarray(g)) for path, g in arrays(grads).items()}
     named = backward(decoder_table.rows(spec, layout), named, "the gradients")
     return Outcome(
-        np.asarray(logits, np.float64),
-        np.asarray(nll, np.float64)[inputs.counted],
-        {name: np.asarray(tensor.read(), np.float64) for name, tensor in named.items()},
+        np.asarray(logits),
+        np.asarray(nll)[inputs.counted],
+        {name: tensor.read() for name, tensor in named.items()},
     )
 
 
@@ -200,10 +204,6 @@ def decode_jax(model: Decoder, ids: np.ndarray, prefill: int) -> np.ndarray:
     for i in range(prefill, ids.shape[1]):
         logits = read(ids[:, i : i + 1])
     return np.asarray(logits, np.float64)
-
-
-def _wide(x: torch.Tensor) -> np.ndarray:
-    return x.detach().double().numpy()
 
 
 # ---- seen from inside ---------------------------------------------------------------------------
@@ -276,9 +276,7 @@ def decoder(model: Decoder, layout: str, inputs: Inputs, *, jit: bool = True) ->
 
     def score(output: Any) -> Scored:
         logits, aux = output
-        wide = logits[:, :-1].astype(jnp.promote_types(logits.dtype, jnp.float32))
-        scores = jax.nn.log_softmax(wide, axis=-1)
-        nll = -jnp.take_along_axis(scores, inputs.ids[:, 1:, None], axis=-1)[..., 0][at]
+        nll = jax_losses(logits, jnp.asarray(inputs.ids))[at]
         return Scored(logits, nll, sum(aux.losses.values(), nll.mean()))
 
     run = JaxRuns(apply, arrays, score, parameters, seen, jit=jit)

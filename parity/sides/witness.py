@@ -18,8 +18,6 @@ from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor, backward, forward
 
 if TYPE_CHECKING:
-    import torch
-
     from jaxtwin.parity.checkpoints.opened import Source
 
 
@@ -169,6 +167,8 @@ def run(model: Any, rows: Sequence[Row], inputs: Inputs) -> Outcome:
     """
     import torch
 
+    from jaxtwin.parity.table import bridge
+
     model.get_input_embeddings().padding_idx = None  # else the row of padding has no gradient
     logits = model(
         torch.from_numpy(inputs.ids),
@@ -178,9 +178,10 @@ def run(model: Any, rows: Sequence[Row], inputs: Inputs) -> Outcome:
     ).logits
     nll = runs.torch_nll(logits, inputs)
     nll.mean().backward()
-    theirs = {name: Tensor.of(_wide(p.grad)) for name, p in model.named_parameters()}
+    theirs = {name: Tensor.of(bridge.to_numpy(p.grad)) for name, p in model.named_parameters()}
     ours = forward(rows, theirs, "transformers' gradients")
-    return Outcome(_wide(logits), _wide(nll), {name: grad.read() for name, grad in ours.items()})
+    grads = {name: grad.read() for name, grad in ours.items()}
+    return Outcome(bridge.to_numpy(logits), bridge.to_numpy(nll), grads)
 
 
 def _masks(model: Any, inputs: Inputs) -> Any:
@@ -229,7 +230,3 @@ def _positions(model: Any, inputs: Inputs) -> dict[str, Any]:
 
     model.transformer.build_alibi_tensor = counted
     return {}
-
-
-def _wide(x: torch.Tensor) -> np.ndarray:
-    return x.detach().double().numpy()

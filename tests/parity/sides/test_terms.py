@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import jaxtwin
-from jaxtwin.configs import Model, Run
+from jaxtwin.configs import RMS, Model, Run
 from jaxtwin.parity.check import decoder_check
-from jaxtwin.parity.compare.tolerances import BACKWARD
+from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD
 from jaxtwin.parity.selftest.optimizer_faults import CONFIG
 from jaxtwin.parity.selftest.tiny_models import shapes, weights
 from jaxtwin.parity.sides import terms
@@ -22,6 +22,7 @@ from jaxtwin.parity.table.row import Row
 from jaxtwin.parity.table.tensors import Tensor
 from jaxtwin.parity.training.torch_training import random_batches
 from jaxtwin.parity.training.trajectory import trajectory
+from jaxtwin.torchref.norm import RMSNorm as TorchRMSNorm
 
 
 def test_by_hand() -> None:
@@ -44,8 +45,29 @@ def test_a_watch_sums_over_all_tokens() -> None:
     assert known.size == pytest.approx((20**2 + 20**2 + 2**2) ** 0.5)
     np.testing.assert_allclose(layer.bias.grad, 0, atol=1e-15)
     with Watch(torch.nn.Conv2d(1, 2, 1)) as watch:  # its bias is not of the last axis
-        watch.at["bias"](torch.ones(1, 1, 3, 5)).sum().backward()
+        watch.biases["bias"](torch.ones(1, 1, 3, 5)).sum().backward()
     assert watch.terms()["bias"].size == 0
+
+
+def test_a_scale_that_cancels_is_measured_by_its_terms() -> None:
+    """x / rms(x) is (1, 1): cotangents 3 and -2.9 leave 0.1 of 5.9, and 0.59 is a tenth of that."""
+    assert pytest.approx(BACKWARD / FORWARD) == terms.SCALE
+    for norm in (torch.nn.RMSNorm(2, eps=0.0), TorchRMSNorm(RMS(eps=0.0, offset=True), 2)):
+        norm = norm.double()
+        with Watch(norm) as watch:
+            out = norm(torch.full((1, 2, 2), 7.0, dtype=torch.float64))
+            out.backward(torch.tensor([[[3.0, 0.1], [-2.9, 0.2]]], dtype=torch.float64))
+        (known,) = watch.terms().values()
+        assert known.size == pytest.approx((0.59**2 + 0.03**2) ** 0.5)
+        want = np.array([0.1, 0.3])
+        np.testing.assert_allclose(norm.weight.grad.numpy(), want)  # and the weight is as it was
+        assert (norm.weight == (0 if isinstance(norm, TorchRMSNorm) else 1)).all()
+        off = np.array([1e-3, 0.0])
+        assert terms.relative(want + off, want, known) == pytest.approx(1e-3 / known.size)
+        # Where nothing cancels, its own size is the measure.
+        assert terms.relative(9 * want + off, 9 * want, known) == pytest.approx(
+            1e-3 / np.linalg.norm(9 * want)
+        )
 
 
 def nope() -> Model:
