@@ -7,6 +7,7 @@ dtype torch's own error sets the budget (budgets.py).
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ import numpy as np
 from jaxtwin.configs import Model
 from jaxtwin.configs.memory import give_back
 from jaxtwin.parity.compare import budgets, curves, decoder_settings, failure_details, preflight
+from jaxtwin.parity.compare.draws import Exact
+from jaxtwin.parity.compare.forecast import forecast
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD, WORST_TOKEN
 from jaxtwin.parity.compare.working_dtype import WorkingDtype
@@ -83,17 +86,23 @@ def check(
         report.checks.append(unlike)
         report.preflight = preflight.spec(spec, jax_side[0])
         return report
-    both = _DecoderCheck(Reference(spec, tensors, inputs), jax_side, options, report)
+    expected = forecast(
+        spec, inputs.ids.shape, options.dtypes, probes=options.probes, held=_in_memory(tensors)
+    )
+    options.progress(f"this check takes {expected}")
+    both = _DecoderCheck(
+        Reference(spec, tensors, inputs), jax_side, options, report, expected.sparing
+    )
     with runs.grads_on(), jax.enable_x64(True), jax.default_matmul_precision("highest"):
         options.progress("weights: through the table and back")
         report.checks.append(_round_trip(spec, tensors, options.layout))
-        reference = both.reference()
+        exact = Exact(both.reference)
         if "float64" in options.dtypes:
-            both.float64(reference, golden)
+            both.float64(exact(), golden)
         give_back()
     with runs.grads_on(), jax.enable_x64(False), jax.default_matmul_precision("highest"):
         for dtype in [d for d in options.dtypes if d != "float64"]:
-            report.checks += both.working(dtype, reference, witness)
+            report.checks += both.working(dtype, exact, witness)
     return report
 
 
@@ -105,7 +114,7 @@ class _DecoderCheck:
     jax_side: tuple[Model, Tensors]
     options: CheckOptions
     report: Report
-    sparing: bool = True
+    sparing: bool  # computes again what is large, to save memory
     settings: decoder_settings.Sides = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,20 +184,27 @@ class _DecoderCheck:
         yield from budgets.parts(report, "float64")
 
     def working(
-        self, dtype: str, reference: Outcome, witness: Callable[[Inputs], Outcome] | None
+        self, dtype: str, exact: Exact, witness: Callable[[Inputs], Outcome] | None
     ) -> list[Check]:
         """A working dtype; the witness takes part in float32."""
         run = WorkingDtype(
             self.torch_side,
             self.jax_side,
-            reference,
+            exact,
             dtype,
             self.report,
             self.settings,
             self.options,
             redraw=all(check.ok for check in self.report.checks if check.dtype == "float64"),
+            sparing=self.sparing,
         )
         return run.checks(witness if dtype == "float32" else None)
+
+
+def _in_memory(tensors: Tensors) -> int:
+    """Bytes of the weights that are held: those of a safetensors file are read when needed."""
+    held = (t for t in tensors.values() if t.slices is None)
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in held)
 
 
 def _shapes(spec: Model, other: Model) -> Check | None:

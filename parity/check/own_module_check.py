@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtwin.configs import BadInput, Model
 from jaxtwin.parity.check.decoder_check import strict
-from jaxtwin.parity.compare.draws import Draws
+from jaxtwin.parity.compare.draws import Draws, Exact
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.compare.working_dtype import unchanged
 from jaxtwin.parity.diagnose import spec_search
@@ -101,7 +101,8 @@ class _OwnModuleCheck:
         draws = Draws(
             self.spec,
             dtype,
-            reference,
+            Exact(lambda: reference),
+            False,
             lambda change: replace(torch(change, "float64"), terms=reference.terms),
             torch,
             lambda change: self._jax(dtype, change),

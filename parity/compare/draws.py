@@ -21,6 +21,25 @@ from jaxtwin.parity.table.tensors import Tensors
 
 DRAWS = {"torch": 8, "jax": 3}  # at most, and only while a comparison is over its budget
 
+
+class Exact:
+    """torch's run in float64, made again where it was let go of to save memory."""
+
+    def __init__(self, make: Callable[[], Outcome]):
+        self.make = make
+        self.outcome: Outcome | None = None
+
+    def __call__(self) -> Outcome:
+        if self.outcome is None:
+            self.outcome = self.make()
+        return self.outcome
+
+    def let_go(self) -> None:
+        """It is as large as the model's gradients and logits."""
+        self.outcome = None
+        give_back()
+
+
 Run = Callable[[Callable[[Tensors], Tensors]], Outcome]  # of a side whose tensors are changed so
 
 
@@ -35,7 +54,8 @@ class Draws:
 
     spec: Model
     dtype: str
-    reference: Outcome  # of `exact`, on the tensors as they are
+    reference: Exact  # of the tensors as they are
+    sparing: bool  # lets it go while another is there
     exact: Run
     torch: Run
     jax: Run
@@ -50,8 +70,8 @@ class Draws:
 
     def first(self) -> None:
         """One draw of each side, as they are."""
-        self._draw(redraw(self.spec, self.dtype, 0))
-        self._draw_jax(redraw(self.spec, self.dtype, 0), self.reference)
+        order = redraw(self.spec, self.dtype, 0)
+        self._draw_jax(order, self._draw(order))
         self.noise = self._noise()
 
     def until_ok(self, judged: Callable[[], Sequence[Check]]) -> None:
@@ -61,6 +81,7 @@ class Draws:
             reference = self._draw(order)
             if len(self.jax_errors) < DRAWS["jax"] and not all(c.ok for c in judged()):
                 self._draw_jax(order, reference)
+            del reference  # before the next is made
 
     def checks(self) -> list[Check]:
         """JAX's errors against the budgets so far."""
@@ -73,18 +94,21 @@ class Draws:
 
     def errors(self, run: Outcome) -> Errors:
         """How far a run on the tensors as they are is off the float64 result."""
-        return budgets.errors(run, self.reference, self.tokens)
+        return budgets.errors(run, self.reference(), self.tokens)
 
     def _draw(self, order: Reordering | Neighbours) -> Outcome:
         """torch's next draw; what it is measured from."""
-        reference = self.reference
-        if not order.same_function:
+        if order.same_function:
+            reference = self.reference()
+        else:
+            if self.sparing:
+                self.reference.let_go()
             self._tell("float64", order.seed)
             reference = self.exact(order.apply)
         self._tell(self.names[0], order.seed)
         run = self.torch(order.apply)
         if not order.seed:
-            self.tokens = budgets.finite_tokens(run.logits, self.reference.logits, self.counted)
+            self.tokens = budgets.finite_tokens(run.logits, reference.logits, self.counted)
         found = budgets.errors(replace(run, grads=order.undo(run.grads)), reference, self.tokens)
         if order.seed:  # one that overflows allows nothing
             found = {measure: e if np.isfinite(e) else 0.0 for measure, e in found.items()}
@@ -104,10 +128,11 @@ class Draws:
 
     def _noise(self) -> Errors:
         """What rounding costs, without the measures that torch's first run has no number for."""
-        noise = budgets.rounding(self.reference, self.dtype, self.tokens)
+        reference = self.reference()
+        noise = budgets.rounding(reference, self.dtype, self.tokens)
         first = self.torch_errors[0]
         lost = {m for m, e in noise.items() if np.isfinite(e) and not np.isfinite(first[m])}
-        tokens, gradients = self.reference.logits[..., 0].size, len(self.reference.grads)
+        tokens, gradients = reference.logits[..., 0].size, len(reference.grads)
         kept = tokens if self.tokens is None else int(self.tokens.of_logits.sum())
         counts = {
             f"of {tokens} tokens": tokens if ("logits", "") in lost else tokens - kept,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtwin.configs import Model
 from jaxtwin.configs.memory import give_back
 from jaxtwin.parity.compare import budgets, curves, decoder_settings, failure_details
-from jaxtwin.parity.compare.draws import DRAWS, Draws
+from jaxtwin.parity.compare.draws import DRAWS, Draws, Exact
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.report import metrics
 from jaxtwin.parity.report.results import Check, Point, Report
@@ -42,12 +42,13 @@ class WorkingDtype:
 
     torch_side: Reference
     jax_side: tuple[Model, Tensors]
-    reference: Outcome  # torch in float64; a Trace where the options ask for probes
+    exact: Exact  # torch in float64; a Trace where the options ask for probes
     dtype: str
     report: Report
     settings: decoder_settings.Sides
     options: CheckOptions
     redraw: bool
+    sparing: bool
     draws: Draws = field(init=False)
     logits: np.ndarray | None = None  # of JAX's first draw
     subject: Subject | None = None  # with probes: JAX's model, and the errors along its first run
@@ -58,7 +59,8 @@ class WorkingDtype:
         self.draws = Draws(
             side.spec,
             self.dtype,
-            self.reference,
+            self.exact,
+            self.sparing,
             lambda change: runs.run_torch(side.spec, change(side.tensors), side.inputs, "float64"),
             self._torch,
             self._jax,
@@ -120,12 +122,13 @@ class WorkingDtype:
 
     @property
     def _trace(self) -> Trace:
-        assert isinstance(self.reference, Trace)  # as it is with probes
-        return self.reference
+        trace = self.exact()
+        assert isinstance(trace, Trace)  # as it is with probes
+        return trace
 
     def _note_flips(self) -> None:
         assert self.logits is not None
-        flips = metrics.flips(self.logits, self.reference.logits)
+        flips = metrics.flips(self.logits, self.exact().logits)
         if flips.count:
             tokens = f"{flips.count} of {flips.positions} top-1 tokens flip"
             note = f"{self.dtype}: {tokens}, the largest margin {flips.margin:.2g}"
@@ -152,7 +155,7 @@ class WorkingDtype:
         side = self.torch_side
         model = self._model(unchanged)
         out = runs.run_jax(model.spec, model, side.inputs, self.options.layout, last=True)
-        found = failure_details.Runs(self.reference, out, None)
+        found = failure_details.Runs(self.exact(), out, None)
         axes_of = budgets.axes(side.spec, side.inputs)
         failure_details.add(self.report, checks, self.dtype, found, axes_of)
 

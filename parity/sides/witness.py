@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import numpy as np
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.checkpoints.dialects import family_of, from_hf, is_float8, to_hf
 from jaxtwin.parity.checkpoints.dialects.base import differences
+from jaxtwin.parity.checkpoints.readers import gguf_reader
 from jaxtwin.parity.sides import runs, settings
 from jaxtwin.parity.sides.inputs import Inputs
 from jaxtwin.parity.sides.outcome import Outcome
@@ -114,7 +118,8 @@ def _misread(source: Source, folder: Any, file: str | None) -> str:
     """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=file).to_dict()
+    with _read_once():
+        config = transformers.AutoConfig.from_pretrained(folder, gguf_file=file).to_dict()
     public = {key: value for key, value in config.items() if not key.startswith("_")}
     try:
         theirs = from_hf(public, "transformers' config", [])
@@ -134,9 +139,30 @@ def _read(folder: Any, file: str | None) -> Any:
     import transformers
 
     extra = {"gguf_file": file} if file else {}
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", **extra
-    )
+    with _read_once():
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", **extra
+        )
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Within: transformers shares our reading of a GGUF file, and reads its table of names once.
+
+    It reads the file three times, four seconds each, and makes the table for every submodule.
+    """
+    import gguf
+
+    kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+
+    def reader(path: str) -> Any:
+        return gguf_reader(os.fspath(path), os.stat(path).st_mtime_ns)
+
+    try:
+        vars(gguf).update(GGUFReader=reader, get_tensor_name_map=cache(kept["get_tensor_name_map"]))
+        yield
+    finally:
+        vars(gguf).update(kept)
 
 
 def _built(source: Source, config: dict[str, Any]) -> Any:
