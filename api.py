@@ -277,22 +277,27 @@ def compare(
     probes: Sequence[Row] = (),
     dtypes: Sequence[str] = ("float64", "float32"),
     jit: bool = True,
+    baseline: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Report:
-    """Any torch module against any JAX function or NNX module: docs/your-own-model.md.
+    """Any torch module against any JAX function or Flax module: docs/your-own-model.md.
 
     `table` is a list of `jaxtwin.Row`, one for each parameter, and `inputs` a list with one array
     for each argument. The options:
 
-    - `params`: the JAX function's parameters, {path: array}; an NNX module has its own
-    - `probes`: a list of rows between names of `jaxtwin.probe` in JAX and torch's submodules
+    - `params`: the parameters of a JAX function or a linen module, nested or {path: array}; an NNX
+      module has its own
+    - `probes`: a list of rows between names of `jaxtwin.probe` in JAX and those in torch, or
+      torch's submodules ("NAME" for what one returns, "NAME:in" for its first argument)
     - `dtypes`: names in a list; ("float64", "float32") by default
     - `jit`: False compiles nothing, which for a tiny model is faster; True
+    - `baseline`: an earlier report's JSON, or its file; the notes tell what has changed
 
     BadInput (a ValueError) where an argument or a table does not fit.
     """
-    from jaxtwin.parity.check.any_model import compare
+    from jaxtwin.parity.any_model.compare import compare
+    from jaxtwin.parity.report.baseline import note_changes
 
-    return compare(
+    report = compare(
         torch_module,
         jax_side,
         table,
@@ -302,23 +307,36 @@ def compare(
         dtypes=dtypes,
         jit=jit,
     )
+    note_changes(report, baseline)
+    return report
 
 
 def probe(x: Any, name: str) -> Any:
-    """x, which a comparison may see under this name: `jaxtwin.jaxmodel.probe`."""
+    """x, an array of JAX or a tensor of torch, which a comparison may see under this name."""
+    if type(x).__module__.partition(".")[0] == "torch":
+        from jaxtwin.parity.sides.marks import mark
+
+        return mark(x, name)
     from jaxtwin.jaxmodel.probe import probe
 
     return probe(x, name)
 
 
-def assert_parity(subject: str | os.PathLike[str] | Report, **options: Any) -> Report:
+def assert_parity(
+    subject: str | os.PathLike[str] | Report,
+    *,
+    baseline: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Report:
     """For a test: AssertionError where the JAX model is not the PyTorch model.
 
     `subject` is a source, which is checked (with the options of `check`), or a report of
     `check` or `compare`, and then there are none. The error tells the verdict, where the two first
-    diverge, and why, as far as it is known.
+    diverge, and why, as far as it is known. `baseline` is an earlier report's JSON, or its file:
+    what has changed since is told too.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
+    from jaxtwin.parity.report.baseline import note_changes
     from jaxtwin.parity.report.results import Report
     from jaxtwin.parity.report.wording import complaint
 
@@ -328,6 +346,7 @@ def assert_parity(subject: str | os.PathLike[str] | Report, **options: Any) -> R
         report = subject
     else:
         report = check(subject, **options)
+    note_changes(report, baseline)
     if not report.equal:
         raise AssertionError(complaint(report))
     return report

@@ -1,4 +1,4 @@
-"""The whole check, of a decoder, of a source with its files, of any pair of models, in pytest.
+"""The whole check, of a decoder, of a source with its files, in pytest.
 
-Exports `source_check.check`, `decoder_check.check`, `any_model.compare` and `pytest_plugin`.
+Exports `source_check.check`, `decoder_check.check` and `pytest_plugin`.
 """

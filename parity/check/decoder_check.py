@@ -224,6 +224,7 @@ def explain(report: Report, torch_side: Reference, subject: Subject, folder: Pat
     def on_traces(found: Diagnosis, reference: Trace, end_to_end: Trace, patched: Trace) -> None:
         report.preflight += found.preflight
         report.divergences = found.divergences
+        report.notes += found.dropped
         report.points, report.heat = found.points, found.heat
         axes_of = budgets.axes(torch_side.spec, torch_side.inputs)
         traces = failure_details.Runs(reference, end_to_end, patched)

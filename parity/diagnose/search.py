@@ -10,9 +10,9 @@ JAX side from end to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Diagnosis:
     points: list[Point] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
     heat: list[list[float]] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # hypotheses that could not be tried
     error: float = 0.0  # end to end
     left: float = 0.0  # and when the reference makes the same mistakes
 
@@ -81,6 +82,7 @@ def _found(
     if base is not reference:
         search.patched = subject.run(search.base)
     divergences = list(search.all())
+    found.dropped = search.dropped
     if not causes and not divergences and found.error <= 1:
         found.divergences += _cache(reference, subject, reference_run)
         return found
@@ -135,6 +137,13 @@ def _dtype(placed: Sequence[PlacedHypothesis]) -> str:
     return next((dtype for dtype in ("bfloat16", "float16", "float32") if dtype in lost), "")
 
 
+class Trial(NamedTuple):
+    """A hypothesis at a place, with each value that it may have there."""
+
+    name: str
+    placed: Callable[[], Iterable[PlacedHypothesis]]
+
+
 class Runs(Protocol):
     """A reference that can be seen from inside and made to commit mistakes."""
 
@@ -152,11 +161,14 @@ class Runs(Protocol):
 class Search:
     """Functions that differ, one after another, between a patched run and the reference's own."""
 
+    unknown_as_one = False  # whether an unknown mistake of the same part in several layers is one
+
     def __init__(self, reference: Runs, base: Trace, patched: Trace):
         self.reference, self.base, self.patched = reference, base, patched
         self.modules = dict(reference.model.named_modules())
         self.placed: list[PlacedHypothesis] = []
         self.unknown: set[tuple[str, str]] = set()
+        self.dropped: list[str] = []  # hypotheses that could not be tried, and why
 
     def all(self) -> Iterator[tuple[Divergence, PlacedHypothesis | None]]:
         """Every divergence, the earliest first; `placed` grows by what explains them."""
@@ -167,9 +179,9 @@ class Search:
             direction, names, worst = group
             part = probes.part(names[0])
             edit, cause = self._explained(direction, names), None
-            if edit is None and len(names) > 1:  # not the same in all these layers: one by one
-                names = names[:1]
-                edit = self._explained(direction, names)
+            if edit is None and len(names) > 1:  # not the same in all these layers: the first
+                edit = self._explained(direction, names[:1])
+                names = names if edit is None and self.unknown_as_one else names[:1]
             layers = tuple(i for name in names if (i := probes.layer(name)) is not None)
             if edit is None:
                 self.unknown |= {(direction, name) for name in names}
@@ -215,7 +227,19 @@ class Search:
         return None
 
     def _explained(self, direction: str, names: Sequence[str]) -> PlacedHypothesis | None:
-        """The mistake that makes the reference agree in these parts; fixed ones are tried first."""
+        """The mistake that makes the reference agree in these parts."""
+        for trial in self._trials(direction, names):
+            try:
+                for placed in trial.placed():
+                    if self._with(placed, direction, names) <= 1:
+                        return placed
+            except Exception as error:  # in somebody's code, or of a part that is not as supposed
+                told = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.dropped.append(f"{trial.name!r} was not tried at {names[0]} ({told})")
+        return None
+
+    def _trials(self, direction: str, names: Sequence[str]) -> Iterator[Trial]:
+        """What is made in the modules that these probes are of; fixed ones are tried first."""
         at = self.reference.places[names[0]] if direction == "forward" else None
         # The module that gives the probed value may have a name of its own.
         named = "" if at is None or at.is_input else probes.part(at.module)
@@ -223,28 +247,24 @@ class Search:
         fit = [m for m in HYPOTHESES if {part, named, ANY} & set(m.parts)]
         fit = [m for m in fit if m.direction == direction]
         for hypothesis in sorted(fit, key=lambda m: (m.fits, m.rounds)):
-            committing = part if {part, ANY} & set(hypothesis.parts) else named
-            modules = tuple(
-                _module(name, hypothesis.module.format(part=committing)) for name in names
-            )
+            edited = part if {part, ANY} & set(hypothesis.parts) else named
+            modules = tuple(_module(name, hypothesis.module.format(part=edited)) for name in names)
             if any(module not in self.modules for module in modules):
                 continue  # a layer of another wiring has no such part
-
-            def over(
-                value: object, m: Hypothesis = hypothesis, on: tuple[str, ...] = modules
-            ) -> float:
-                return self._with(PlacedHypothesis(m, on, value), direction, names)
-
             lone = ANY in hypothesis.parts and part not in hypothesis.parts
             if lone and (at is None or at.is_input or at.module != modules[0]):
                 continue  # the probe is not of what this module returns
+            yield self._of_modules(hypothesis, modules, names[0])
+
+    def _of_modules(self, hypothesis: Hypothesis, modules: tuple[str, ...], name: str) -> Trial:
+        def placed() -> Iterator[PlacedHypothesis]:
             values = list(hypothesis.values(self.modules[modules[0]]))
             if hypothesis.fits and values:
-                values = [fitted(self._alone(hypothesis, modules[0], names[0]), values)]
+                values = [fitted(self._alone(hypothesis, modules[0], name), values)]
             for value in values:
-                if over(value) <= 1:
-                    return PlacedHypothesis(hypothesis, modules, value)
-        return None
+                yield PlacedHypothesis(hypothesis, modules, value)
+
+        return Trial(hypothesis.name, placed)
 
     def _alone(self, hypothesis: Hypothesis, module: str, name: str) -> Callable[[float], float]:
         """The error of one probe by the mistake's value, with nothing run but the module it is in.
@@ -313,8 +333,7 @@ class Search:
 
 
 def _module(name: str, inner: str) -> str:
-    at = probes.layer(name)
-    return inner if at is None else f"layers.{at}.{inner}".rstrip(".")
+    return probes.in_layer(inner, probes.layer(name)).rstrip(".")
 
 
 def fitted(off: Callable[[float], float], values: Sequence[float]) -> float:

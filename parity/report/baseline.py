@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from jaxtwin.configs import BadInput
 from jaxtwin.parity.report.junit import flat
-from jaxtwin.parity.report.results import SCHEMA, WORST_OF_MANY, Check, Report, number, place
+from jaxtwin.parity.report.results import SCHEMA, SINCE, WORST_OF_MANY, Check, Report, number, place
 
 GROWN = 2.0  # times its old margin: worth a line
 
@@ -42,6 +43,15 @@ def compare(old: Mapping[str, Any], new: Report) -> list[str]:
         *_entries("cause", _causes(old), _causes(now)),
         *_entries("environment", dict(flat(old["environment"])), dict(flat(now["environment"]))),
     ]
+
+
+def note_changes(report: Report, old: str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
+    """Adds to the report's notes what is not as it was in that JSON, or in that file of it."""
+    if old is None:
+        return
+    data = old if isinstance(old, Mapping) else read(Path(old))
+    changes = compare(data, report) or ["nothing changed"]
+    report.notes += [SINCE + change for change in changes]
 
 
 def _checked(old: Any) -> list[Check]:

@@ -13,6 +13,7 @@ from jaxtwin.parity.report.details import Detail, reading
 SCHEMA = 2  # of `Report.to_json`; raised when a field changes its meaning (docs/json.md)
 
 
+SINCE = "since the baseline: "  # a note on what has changed begins so
 # Every kind of comparison and the name that people read; {place}: a parameter, a probe, a step.
 CHECKS = {
     "round_trip": "weights, there and back",
@@ -22,8 +23,8 @@ CHECKS = {
     "kl": "KL in nats, worst token",
     "loss": "loss, per target",
     "gradient": "grad {place}",
-    "output": "output",
-    "worst_row": "output, worst row",
+    "output": "output {place}",
+    "worst_row": "output {place}, worst row",
     "ids_alone": "logits, of the ids alone",
     "decode": "logits, decoded from the cache",
     "tokens": "{place}, tokens that differ",
@@ -79,8 +80,10 @@ class Check:
     def name(self) -> str:
         """What people read: "transformers: grad embed.weight"."""
         title = CHECKS[self.kind]
-        name = title.replace("{place}", self.place)
-        if self.place and name == title:
+        name = (title if self.place else title.replace(" {place}", "")).replace(
+            "{place}", self.place
+        )
+        if self.place and "{place}" not in title:
             name += f", the first {self.place}"
         return f"{self.label}: {name}" if self.label else name
 
@@ -163,6 +166,11 @@ class Divergence:
     direction: str  # as a Point's; "preflight" for a difference that stood before any run
     worst: float  # the largest local error, in units of its band
     cause: Cause | None
+
+    @property
+    def place(self) -> str:
+        """What people read: "layers.{0..5}.attn.q", "blocks.1.norm"."""
+        return place(self.part, self.layers)
 
 
 @dataclass(repr=False)
@@ -298,12 +306,14 @@ def because(divergence: Divergence) -> str:
 
 
 def place(part: str, layers: Sequence[int]) -> str:
-    """A part in its layers: "layers.3.attn.q", "layers.{0..5}.attn.q", "layers.{0,2,4}.out"."""
+    """A part in its layers: "layers.3.attn.q", "layers.{0..5}.attn.q", "h.{0,2,4}.mlp"."""
     if not layers:
         return part
     first, last, count = layers[0], layers[-1], len(layers)
     if count == 1:
-        return f"layers.{first}.{part}"
-    if count > 2 and list(layers) == list(range(first, last + 1)):
-        return f"layers.{{{first}..{last}}}.{part}"
-    return f"layers.{{{','.join(map(str, layers))}}}.{part}"
+        number = str(first)
+    elif count > 2 and list(layers) == list(range(first, last + 1)):
+        number = f"{{{first}..{last}}}"
+    else:
+        number = f"{{{','.join(map(str, layers))}}}"
+    return part.replace("*", number, 1) if "*" in part else f"layers.{number}.{part}"

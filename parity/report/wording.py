@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from jaxtwin.parity.report.details import Detail, reading
 from jaxtwin.parity.report.results import (
     DIRECTIONS,
+    SINCE,
     Difference,
     Divergence,
     Report,
@@ -77,8 +78,9 @@ def complaint(report: Report) -> str:
     lines = [verdict(report)]
     lines += _some([explanation(s) for s in report.divergences], 4)
     lines += _some([difference_line(d) for d in report.preflight], 3)
+    lines += _some([note for note in report.notes if note.startswith(SINCE)], 3)
     bad = [check for check in report.checks if not check.ok]
-    lines += _some([failure(check) for check in bad], COMPLAINT - 1 - 5 - 4 - 1)
+    lines += _some([failure(check) for check in bad], COMPLAINT - len(lines) - 1)
     return "\n".join(line.replace("\n", " ") for line in lines)
 
 

@@ -8,7 +8,7 @@ is in `diagnose/hypotheses`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +37,22 @@ class Hypothesis:
     rounds: str = ""  # a dtype: it only costs digits, and two frameworks lose different ones
 
 
+Live = Mapping[str, Any]  # torch tensors of a run by place, on its graph: see probes.Hooks
+ValueEdit = Callable[[Any, Live, str], Any]  # the value at a probe of that name, as it is computed
+
+
 @dataclass(frozen=True)
 class PlacedHypothesis:
-    """A mistake at a place: modules by name, and its value."""
+    """A mistake at a place: modules by name, and its value.
+
+    With `of_values` it is made at probes, whose names `modules` holds: each value becomes
+    `of_values(the value, what else the run has computed, the probe's name)`.
+    """
 
     hypothesis: Hypothesis
     modules: tuple[str, ...]
     value: Any = None
+    of_values: ValueEdit | None = None
 
     def worded(self, text: str) -> str:
         value = f"{self.value:.6g}" if isinstance(self.value, float) else str(self.value)
@@ -56,7 +65,7 @@ def committing(model: nn.Module, placed: Sequence[PlacedHypothesis]) -> Iterator
     saved = [(module, dict(module.__dict__)) for module in model.modules()]
     try:
         for edit in placed:
-            for name in edit.modules:
+            for name in edit.modules if edit.of_values is None else ():
                 edit.hypothesis.edit(model.get_submodule(name), edit.value)
         yield
     finally:

@@ -6,15 +6,20 @@ whatever JAX's stack calls them. Rows carry values and cotangents across, as the
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxtwin.configs import Model, dataflow
+from jaxtwin.configs import BadInput, Model, dataflow
 from jaxtwin.configs.dataflow import Place, model_steps
 from jaxtwin.configs.spec import Block, PostBlock
-from jaxtwin.parity.sides import terms
+from jaxtwin.parity.sides import marks, terms
+from jaxtwin.parity.sides.hypothesis import PlacedHypothesis
 from jaxtwin.parity.sides.outcome import Trace
 from jaxtwin.parity.table import decoder_table
 from jaxtwin.parity.table.row import Row
@@ -48,47 +53,114 @@ def rows(spec: Model, layout: str, shape: tuple[int, ...]) -> list[Row]:
     return [row.sized(sizes) for row in named]
 
 
+# The first number in a name, with what it is a number of: "layers.3", "transformer.h.3".
+LAYER = re.compile(r"^(.*?[^.\d][^.]*?)\.(\d+)(?=\.|$)")
+
+
 def layer(name: str) -> int | None:
-    """The layer a probe or a parameter of torchref belongs to; None outside the layers."""
-    head, _, rest = name.partition(".")
-    return int(rest.split(".")[0]) if head == "layers" else None
+    """The layer that a probe or a parameter belongs to; None outside the layers."""
+    found = LAYER.match(name)
+    return int(found[2]) if found else None
 
 
 def part(name: str) -> str:
-    """The name without its layer."""
-    return ".".join(name.split(".")[2:]) if name.startswith("layers.") else name
+    """The name without its layer: "attn.q"; of a module of another's, with a star: "h.*.attn.q"."""
+    found = LAYER.match(name)
+    if not found:
+        return name
+    rest = name[found.end() :]
+    return rest[1:] if found[1] == "layers" and rest else f"{found[1]}.*{rest}"
+
+
+def in_layer(part: str, number: int | str | None) -> str:
+    """The name of a part in a layer, or in layers written so; of what has none, the part itself."""
+    if number is None:
+        return part
+    return part.replace("*", str(number), 1) if "*" in part else f"layers.{number}.{part}"
 
 
 # ---- torch --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark(Place):
+    """A call of `jaxtwin.probe` in torch code: `module` is the name that it gives."""
+
+
+INPUT = ":in"  # after a module's name: its first argument, and not what it returns
 
 
 class Hooks:
     """The probes of one torch module, on while this context is open.
 
     With `patched`, each value is put in place of what was computed, and each cotangent in place of
-    what arrived, after they were noted.
+    what arrived, after they were noted. `edits` are mistakes that are made of values. With them, or
+    with `everything`, `live` has all that the run has come by, on its graph and in that order: of
+    each module its first argument ("NAME:in") and what it returns, and the probes.
     """
 
-    def __init__(self, model: torch.nn.Module, at: Mapping[str, Place], patched: Trace | None):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        at: Mapping[str, Place],
+        patched: Trace | None,
+        edits: Sequence[PlacedHypothesis] = (),
+        everything: bool = False,
+    ):
         self.model, self.at, self.patched = model, at, patched
         self.values: dict[str, torch.Tensor] = {}
         self.cotangents: dict[str, torch.Tensor] = {}
+        self.live: dict[str, torch.Tensor] = {}
+        self.edits = edits
+        self.everything = everything or bool(edits)
 
     def __enter__(self) -> Hooks:
         self.calls = dict.fromkeys(self.at, 0)
         self.handles = []
+        self.marks = {p.module: name for name, p in self.at.items() if isinstance(p, Mark)}
+        self.seeing = marks.seeing(self._mark)
+        self.seeing.__enter__()
         for name, place in self.at.items():
+            if isinstance(place, Mark):
+                continue
             module = self.model.get_submodule(place.module)
             if place.is_input:
                 hook = module.register_forward_pre_hook(self._input(name, place))
             else:
                 hook = module.register_forward_hook(self._output(name, place))
             self.handles.append(hook)
+        if self.everything:  # after the probes' own hooks, so that it is what they put in
+            for name, module in self.model.named_modules():
+                self.handles.append(module.register_forward_pre_hook(self._enters(name)))
+                self.handles.append(module.register_forward_hook(self._leaves(name)))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.seeing.__exit__(None, None, None)
         for handle in self.handles:
             handle.remove()
+
+    def _enters(self, name: str) -> Callable[..., None]:
+        return lambda module, args: self._note(name + INPUT, args[0] if args else None)
+
+    def _leaves(self, name: str) -> Callable[..., None]:
+        def hook(module: Any, args: Any, out: Any) -> None:
+            with contextlib.suppress(BadInput):
+                self._note(name, _first_tensor(out, name)[0])
+
+        return hook
+
+    def _note(self, name: str, x: Any) -> None:
+        import torch
+
+        if isinstance(x, torch.Tensor):
+            self.live.setdefault(name, x)
+
+    def _mark(self, x: torch.Tensor, called: str) -> torch.Tensor:
+        name = self.marks.get(called)
+        if name is None or not self._due(name, self.at[name]):
+            return x
+        return self._see(name, x.view_as(x) if self.patched is None else x.clone())
 
     def _due(self, name: str, place: Place) -> bool:
         self.calls[name] += 1
@@ -98,24 +170,29 @@ class Hooks:
         def hook(module: Any, args: Any, out: Any) -> Any:
             if not self._due(name, place):
                 return out
-            x, *rest = out if isinstance(out, tuple) else (out,)
+            x, put_back = _first_tensor(out, name)
             # A part may hand on the very tensor it got, which has a probe already. So this is
             # another one: on the same memory, unless it is to be overwritten.
-            x = self._see(name, x.view_as(x) if self.patched is None else x.clone())
-            return (x, *rest) if isinstance(out, tuple) else x
+            return put_back(self._see(name, x.view_as(x) if self.patched is None else x.clone()))
 
         return hook
 
     def _input(self, name: str, place: Place) -> Callable[..., Any]:
         def hook(module: Any, args: Any) -> Any:
             # In place: what a module is given may be used beside it too, as a residual is.
-            return (self._see(name, args[0]), *args[1:]) if self._due(name, place) else args
+            if not self._due(name, place):
+                return args
+            x, put_back = _first_tensor(args, name)
+            return put_back(self._see(name, x))
 
         return hook
 
     def _see(self, name: str, x: torch.Tensor) -> torch.Tensor:
         from jaxtwin.parity.table import bridge
 
+        for edit in self.edits:
+            if name in edit.modules and edit.of_values is not None:
+                x = edit.of_values(x, self.live, name).contiguous()
         self.values[name] = x.detach()
         value = cotangent = None
         if self.patched is not None:
@@ -131,7 +208,38 @@ class Hooks:
         if not x.requires_grad:  # behind a stopped gradient; what arrives here is still asked for
             x.requires_grad_()
         x.register_hook(back)
+        if self.everything:
+            self.live[name] = x
         return x
+
+
+def _first_tensor(out: Any, name: str) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """The first tensor in what a module returns, and how another is put in its place."""
+    import torch
+
+    def is_float(x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+    if is_float(out):
+        return out, lambda x: x
+    if isinstance(out, Mapping):
+        key = next((key for key, x in out.items() if is_float(x)), None)
+    elif isinstance(out, tuple | list):
+        key = next((i for i, x in enumerate(out) if is_float(x)), None)
+    else:
+        key = None
+    if key is None:
+        raise BadInput(f"probe {name!r}: the module has no tensor of floats there")
+
+    def put_back(x: torch.Tensor) -> Any:
+        if isinstance(out, tuple):
+            values = [x if i == key else y for i, y in enumerate(out)]
+            return type(out)(*values) if hasattr(out, "_fields") else tuple(values)
+        new: Any = copy.copy(out)
+        new[key] = x
+        return new
+
+    return out[key], put_back
 
 
 class Scored(NamedTuple):
@@ -158,12 +266,17 @@ def run_torch(
     call: Callable[[], Any],
     score: Callable[[Any], Scored],
     patched: Trace | None = None,
+    placed: Sequence[PlacedHypothesis] = (),
 ) -> Trace:
-    """One forward and backward: `score` is given what `call` returns."""
+    """One forward and backward: `score` is given what `call` returns.
+
+    `placed` are mistakes; those of modules are made by whoever calls.
+    """
     from jaxtwin.parity.table import bridge
 
     model.zero_grad()
-    with terms.Watch(model) as watch, Hooks(model, at, patched) as hooks:
+    edits = [edit for edit in placed if edit.of_values is not None]
+    with terms.Watch(model) as watch, Hooks(model, at, patched, edits) as hooks:
         output, losses, objective = score(call())
         objective.backward()
     names = [name for name in at if name in hooks.values]

@@ -100,8 +100,8 @@ class Watch:
         self.handles = []
         for hook, modules in ((self._of_bias, self.biases), (self._of_scale, self.scales)):
             for name, module in modules.items():
-                made = hook(self.sums[name], self.sizes.get(name))
-                self.handles.append(module.register_forward_hook(made))
+                summing = hook(self.sums[name], self.sizes.get(name))
+                self.handles.append(module.register_forward_hook(summing))
         return self
 
     def __exit__(self, *error: object) -> None:

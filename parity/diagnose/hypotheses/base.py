@@ -32,7 +32,9 @@ def calling(call: Callable[..., Any]) -> Callable[[nn.Module, Any], None]:
 
     def edit(module: nn.Module, value: Any) -> None:
         inner = module.forward
-        module.__dict__["forward"] = lambda *args: call(inner, module, value, *args)
+        module.__dict__["forward"] = lambda *args, **kwargs: call(
+            inner, module, value, *args, **kwargs
+        )
 
     return edit
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from jaxtwin.configs.dataflow import NORM_PARTS
 from jaxtwin.parity.diagnose.hypotheses.base import (
@@ -336,48 +336,3 @@ add(
 
 def _last_row(m: Any) -> int | None:
     return m.weight.shape[0] - 1 if hasattr(m, "weight") else None
-
-
-# ---- torch's own modules, in a model of another kind --------------------------------------------
-
-add(
-    "gelu-flavour",
-    "uses the {} GELU",
-    "torch's nn.GELU is exact, jax.nn.gelu the tanh approximation unless approximate=False",
-    ANY,
-    "{part}",
-    setting(approximate=lambda m, v: v),
-    values=lambda m: (
-        [v for v in ("none", "tanh") if v != m.approximate] if isinstance(m, nn.GELU) else ()
-    ),
-)
-add(
-    "layer-norm-eps",
-    "uses the layer norm eps {}",
-    "torch's nn.LayerNorm has 1e-5, Flax's 1e-6: give it",
-    ANY,
-    "{part}",
-    setting(eps=lambda m, v: v),
-    values=lambda m: [10.0**e for e in range(-12, 1)] if isinstance(m, nn.LayerNorm) else (),
-    fits=True,
-)
-add(
-    "bias-missing",
-    "leaves the bias out",
-    "add the bias",
-    ANY,
-    "{part}",
-    calling(lambda f, m, v, x: F.linear(x, m.weight)),
-    values=lambda m: (None,) if isinstance(m, nn.Linear) and m.bias is not None else (),
-)
-add(
-    "matrix-transposed",
-    "multiplies by the transposed matrix",
-    "torch's Linear stores (out, in): x @ weight.T",
-    ANY,
-    "{part}",
-    calling(lambda f, m, v, x: F.linear(x, m.weight.T, m.bias)),
-    values=lambda m: (
-        (None,) if isinstance(m, nn.Linear) and m.in_features == m.out_features else ()
-    ),
-)

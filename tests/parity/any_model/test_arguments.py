@@ -15,7 +15,8 @@ from flax import nnx
 
 import jaxtwin
 from jaxtwin.configs import BadInput
-from jaxtwin.parity.check import any_model, source_check
+from jaxtwin.parity.any_model import compare
+from jaxtwin.parity.check import source_check
 from jaxtwin.parity.checkpoints.source import open_source
 from jaxtwin.parity.compare.options import CheckOptions
 from jaxtwin.parity.report.results import Report
@@ -56,11 +57,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"params": {**PARAMS, "more": X}}, "more: unexpected"),
     ({"params": {**PARAMS, "bias": X}}, r"bias: shape \(5, 3\), expected \(2,\)"),
     ({"table": TABLE[:1], "params": without("bias")}, r"the torch side.*\n  bias: unexpected"),
-    ({"params": {"a": PARAMS}}, "params is flat, .* 'a' holds a dict"),
+    ({"params": {"a": 3}}, "params has 'a', which holds an int and no array"),
+    ({"params": {"a": {"b": X}, "a/b": X}}, "params has 'a/b' twice"),
     ({"params": [X]}, "params must be a dict .* got a list"),
     ({"params": None}, "a JAX function needs its parameters"),
     ({"jax_side": nnx.Linear(3, 2, rngs=nnx.Rngs(0))}, "params is for a JAX function"),
-    ({"jax_side": 3}, "jax_side must be an NNX module or a function"),
+    ({"jax_side": 3}, "jax_side must be an NNX or linen module or a function"),
     ({"jax_side": lambda p, x: p["kernal"]}, "asks for 'kernal'.*did you mean 'kernel'"),
     ({"inputs": X}, r"inputs must be a list .* an ndarray of shape \(5, 3\); .* inputs=\[x\]"),
     ({"inputs": jnp.asarray(X)}, r"inputs must be a list .* inputs=\[x\]"),
@@ -105,7 +107,7 @@ def keywords(function: Any) -> set[str]:
     ("public", "options"),
     [
         (jaxtwin.check, keywords(source_check.check) | keywords(CheckOptions)),
-        (jaxtwin.compare, keywords(any_model.compare)),
+        (jaxtwin.compare, keywords(compare.compare)),
     ],
 )
 def test_every_keyword_is_documented(public: Any, options: set[str]) -> None:
@@ -131,3 +133,33 @@ def test_a_folder_for_what_fails_may_be_named_by_a_text(tmp_path: Path) -> None:
     report = jaxtwin.check("reference-tiny", against=other, replay=str(tmp_path / "out"), **how)
     assert not report.equal
     assert any(str(tmp_path / "out") in note for note in report.notes)
+
+
+def test_a_baseline_says_what_changed() -> None:
+    before = compared()
+    assert "since the baseline: nothing changed" in compared(baseline=before.to_json()).notes
+    wrong = {**PARAMS, "bias": PARAMS["bias"] + 1}
+    after = compared(params=wrong, baseline=before.to_json())
+    assert any(n.startswith("since the baseline: fails now: float64 output") for n in after.notes)
+    with pytest.raises(AssertionError, match="since the baseline: fails now"):
+        jaxtwin.assert_parity(compared(params=wrong), baseline=before.to_json())
+    with pytest.raises(BadInput, match="not the JSON of a check"):
+        compared(baseline={})
+
+
+def test_a_probe_is_looked_for_in_both_kinds() -> None:
+    with pytest.raises(BadInput, match="no submodule 'weigth' and calls no jaxtwin.probe"):
+        compared(probes=[Row("a", "weigth", "b o -> b o")])
+    with pytest.raises(BadInput, match="a probe cannot be called 'output'"):
+        compared(probes=[Row("output", "", "b o -> b o")])
+
+
+def test_outputs_of_other_shapes_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"is \(5, 2\) in torch, .* \(2, 5\) in JAX"):
+        compared(jax_side=lambda p, x: linear(p, x).T)
+
+
+def test_what_has_no_partner_is_noted() -> None:
+    report = compared(jax_side=lambda p, x: {"cache": x, "logits": linear(p, x)})
+    assert report.equal
+    assert any("also returns cache (5, 3), which has no partner" in note for note in report.notes)
