@@ -148,7 +148,7 @@ def test_a_baseline_says_what_changed() -> None:
 
 
 def test_a_probe_is_looked_for_in_both_kinds() -> None:
-    with pytest.raises(BadInput, match="no submodule 'weigth' and calls no jaxtwin.probe"):
+    with pytest.raises(BadInput, match="no submodule 'weigth' and calls no"):
         compared(probes=[Row("a", "weigth", "b o -> b o")])
     with pytest.raises(BadInput, match="a probe cannot be called 'output'"):
         compared(probes=[Row("output", "", "b o -> b o")])
