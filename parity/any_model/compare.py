@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxtwin.parity.any_model import arguments, outputs
-from jaxtwin.parity.any_model.search import PairOfRuns, search
 from jaxtwin.parity.any_model.sides import JaxSide, TorchSide, sized
 from jaxtwin.parity.compare import budgets, curves, failure_details, preflight
 from jaxtwin.parity.compare.tolerances import BACKWARD, FORWARD, WORST_TOKEN, K
@@ -212,6 +211,8 @@ class _Pair:
         Where weights differ, torch gets the JAX side's first: what is left has another cause.
         """
         import torch
+
+        from jaxtwin.parity.any_model.diagnose.search import PairOfRuns, search
 
         side, reference = self.torch_side, self.reference
         if self.unlike:

@@ -178,7 +178,7 @@ def imported_without(absent: set[str], names: list[str]) -> None:
 
 
 # Modules about torch's own forward: hypotheses to try in it.
-ABOUT_TORCH = ("jaxtwin.parity.diagnose",)
+ABOUT_TORCH = ("jaxtwin.parity.diagnose", "jaxtwin.parity.any_model.diagnose")
 
 
 def test_every_module_imports_without_torch() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxtwin.parity.any_model.relations import Change, Unlike, same
+from jaxtwin.parity.any_model.diagnose.relations import Change, Unlike, same
 
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 1000.0, 100.0, 8000000.0, 5000000.0, 150000.0)
 PAIRINGS = ("half-split", "adjacent")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jaxtwin.parity.any_model.relations import Change, Unlike, same
+from jaxtwin.parity.any_model.diagnose.relations import Change, Unlike, same
 from jaxtwin.parity.sides import probes
 from jaxtwin.parity.sides.hypothesis import Live
 from jaxtwin.parity.table import axis_ops

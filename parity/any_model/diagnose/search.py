@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxtwin.parity.any_model import attention, relations, rotation
-from jaxtwin.parity.any_model.relations import Change, Unlike
+from jaxtwin.parity.any_model.diagnose import attention, relations, rotation
+from jaxtwin.parity.any_model.diagnose.relations import Change, Unlike
 from jaxtwin.parity.any_model.sides import JaxSide, TorchSide
 from jaxtwin.parity.compare import curves
 from jaxtwin.parity.compare.tolerances import BANDS
